@@ -61,10 +61,11 @@ bench: $(BUILT)
 wheels:
 	@$(call python,wheels) tools/wheels.py $(ARGS)
 
-release-check:
-	@$(call python,test) tools/release.py check $(ARGS)
-
 # ARGS='ENVIRONMENT/bin/python ...' takes environments that are there already.
+release-check:
+	@$(call python,wheels) tools/release.py check $(ARGS)
+
+# With ARGS as for release-check.
 matrix:
 	@$(call python) tools/matrix.py $(or $(ARGS),--make build/matrix)
 

@@ -3,23 +3,31 @@
 python tools/release.py notes v1.2.3        # the changelog's section, to the screen
 python tools/release.py checksums dist      # SHA256SUMS of its files, for sha256sum --check
 python tools/release.py changelog           # holds CHANGELOG.md to the rules of CONTRIBUTING.md
-python tools/release.py check [--quick]     # builds, installs and tries it here
+python tools/release.py check [PYTHON ...]  # builds, installs and tries it here
 
 Each exits with 1 and one line if something is wrong. `check` builds the source distribution, and
-from that the wheel for this Python and this torch. It installs the wheel in a new environment
-without a compiler, runs the demo and some tests, and checks the metadata. With `--quick` it
-leaves out the tests and the checkers that come from PyPI.
+from that one wheel for the named Pythons' releases of torch. Beside each of them it makes a new
+environment without a compiler, installs the wheel, and runs the demo and some tests. Then it checks
+the metadata. A named Python has torch, numpy, pandas, pytest and hypothesis. Without a name, it makes
+two environments, with the oldest and the newest torch (6 GB each).
+
+`--quick` is for .ci/run, which tests after it: it takes the torch that is here, leaves out the tests
+and the checkers of metadata, and keeps the wheel's binaries in this checkout.
 """
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +38,15 @@ GROUPS = ("Added", "Changed", "Fixed", "Deprecated", "Removed", "Security")
 # Words that tell how the code was, not what it does.
 HISTORY = re.compile(r"\b(before|formerly|previously|used to)\b|no longer|any more", re.IGNORECASE)
 CHECKERS = ("twine==6.2.0", "check-wheel-contents==0.6.3")
-TESTS = ("test_stability.py", "test_human.py", "test_table.py", "test_first_hour.py")
+TESTS = ("test_stability.py", "test_human.py", "test_table.py", "test_native.py")
+NEEDED = ("numpy", "pandas", "nvidia-ml-py", "pytest", "hypothesis")
+FACTS = """
+import json, platform, sys, torch
+packages = [path for path in sys.path if path.endswith("-packages")]
+here = {"torch": str(torch.__version__), "python": platform.python_version(), "packages": packages}
+print(json.dumps(here))
+"""
+WHERE = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
 
 
 def version() -> str:
@@ -148,79 +164,126 @@ class Check:
         return done.stdout
 
 
-def environment(check: Check) -> tuple[Path, dict[str, str]]:
-    """Makes an environment with this one's torch and no pytracer; its folder and variables."""
-    fresh = check.folder / "fresh"
-    check.step("a new environment", sys.executable, "-m", "venv", fresh)
-    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = Path(subprocess.check_output([fresh / "bin" / "python", "-c", ask], text=True).strip())
-    # The packages of this environment, torch among them, are that one's too.
-    folders = [path for path in sys.path if path.endswith("-packages")]
-    (site / "torch.pth").write_text("\n".join(folders) + "\n")
-    variables = {
-        **os.environ,
-        "PATH": str(fresh / "bin"),
-        "CXX": "no-compiler",
-        "CC": "no-compiler",
-    }
+def fresh(check: Check, python: Path) -> Callable[..., str]:
+    """Makes an environment with that one's packages and without pytracer or a compiler.
+
+    Returns a function that runs a step with its Python.
+    """
+    asked = json.loads(subprocess.check_output([python, "-c", FACTS], text=True))
+    name = f"torch {asked['torch']}, Python {asked['python']}"
+    place = check.folder / asked["torch"]
+    check.step(f"{name}: new environment", python, "-m", "venv", place)
+    site = next(place.glob("lib/*/site-packages"))
+    # The other environment's packages, torch among them, are this one's too.
+    (site / "torch.pth").write_text("\n".join(asked["packages"]) + "\n")
+    nothing = {"PATH": str(place / "bin"), "CXX": "no-compiler", "CC": "no-compiler"}
+    variables = {**os.environ, **nothing}
     variables.pop("PYTHONPATH", None)
-    return fresh / "bin", variables
+
+    def step(what: str, *words: str | Path, **options: object) -> str:
+        command = [place / "bin" / "python", "-m", *words]
+        return check.step(f"{name}: {what}", *command, env=variables, **options)
+
+    return step
 
 
-def check(quick: bool) -> None:
+def check(pythons: list[Path], quick: bool) -> None:
     """Builds a release of this machine, installs it and tries it."""
     changelog()
-    print(f"version {version()} in all places, and in the changelog")
+    print(f"version {version()} in all places, and dated in the changelog")
     with tempfile.TemporaryDirectory(prefix="release-") as name:
         checked = Check(Path(name))
-        dist = checked.folder / "dist"
-        setup = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", dist]
-        checked.step("source distribution", *setup, cwd=ROOT)
-        source = next(dist.glob("*.tar.gz"))
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-        build = ["wheel", "--no-deps", "--no-cache-dir", "--wheel-dir", dist, source]
-        checked.step("wheel from the source distribution", *pip, *build)
-        wheel = next(dist.glob("*.whl"))
-        for file in (source, wheel):
-            if not file.name.startswith(f"pytracer-{version()}"):
-                raise SystemExit(f"error: {file.name} is not of version {version()}")
-        programs, variables = environment(checked)
-        install = [programs / "python", "-m", "pip", "install", "--no-deps", wheel]
-        checked.step("install without a compiler", *install, env=variables)
-        demo = ["demo", "-o", checked.folder / "demo.pytrace"]
-        shown = checked.step("demo", programs / "pytracer", *demo, env=variables)
-        if "peak " not in shown:
-            raise SystemExit(f"error: the demo printed no table:\n{shown}")
-        said = checked.step("version", programs / "pytracer", "--version", env=variables)
-        if said.split() != ["pytracer", version()]:
-            raise SystemExit(f"error: pytracer --version says {said}")
+        source, wheel = build(checked, pythons, quick)
         if not quick:
-            tests(checked, programs, variables)
-            metadata(checked, dist)
+            pythons = pythons or [make(checked, torch) for torch in oldest_and_newest()]
+        for python in pythons or [Path(sys.executable)]:
+            use(checked, fresh(checked, python), source, wheel, quick)
+        if quick:
+            keep_binaries(wheel)
+        else:
+            metadata(checked, [source, wheel])
         print(f"{wheel.name}, {time.monotonic() - checked.began:.0f} s in all")
 
 
-def tests(checked: Check, programs: Path, variables: dict[str, str]) -> None:
-    """Runs some tests on the installed package: no package lies beside them."""
-    for name in ("tests", "docs"):
-        shutil.copytree(ROOT / name, checked.folder / name)
-    for name in ("pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, checked.folder)
-    files = [f"tests/{name}" for name in TESTS]
-    checked.step("tests", programs / "python", "-m", "pytest", "-q", *files, env=variables)
+def oldest_and_newest() -> list[str]:
+    """Returns the releases of torch that a release is tried with."""
+    text = (ROOT / "pytracer" / "version.py").read_text()
+    releases = re.findall(r'"([\d.]+)"', text.partition("TESTED_TORCH")[2])
+    return [releases[0], releases[-1]]
 
 
-def metadata(checked: Check, dist: Path) -> None:
+def make(checked: Check, torch: str) -> Path:
+    """Makes an environment with this release of torch, and returns its Python."""
+    place = checked.folder / f"with-torch-{torch}"
+    checked.step(f"torch {torch}: an environment", sys.executable, "-m", "venv", place)
+    python = place / "bin" / "python"
+    pip = [python, "-m", "pip", "install", "--quiet"]
+    checked.step(f"torch {torch}: its packages", *pip, f"torch=={torch}.*", *NEEDED)
+    return python
+
+
+def build(checked: Check, pythons: list[Path], quick: bool) -> tuple[Path, Path]:
+    """Builds the source distribution and, from it alone, the wheel."""
+    dist = checked.folder / "dist"
+    setup = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", dist]
+    checked.step("source distribution", *setup, cwd=ROOT)
+    source = next(dist.glob("*.tar.gz"))
+    name = "wheel from the source distribution"
+    if quick:  # for the torch that is here
+        pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-cache-dir"]
+        checked.step(name, *pip, "--wheel-dir", dist, source)
+    else:
+        folders = [subprocess.check_output([python, "-c", WHERE], text=True) for python in pythons]
+        named = [word for folder in folders for word in ("--torch", folder.strip())]
+        named += ["--only-named"] if named else []
+        wheels = [sys.executable, ROOT / "tools" / "wheels.py", "--source", source]
+        checked.step(name, *wheels, "--into", dist, *named)
+    wheel = next(dist.glob("*.whl"))
+    for file in (source, wheel):
+        if not file.name.startswith(f"pytracer-{version()}"):
+            raise SystemExit(f"error: {file.name} is not of version {version()}")
+    return source, wheel
+
+
+def use(checked: Check, step: Callable[..., str], source: Path, wheel: Path, quick: bool) -> None:
+    """Installs the wheel, and runs the demo and some tests of the source distribution."""
+    began = time.monotonic()
+    step("install", "pip", "install", "--quiet", "--no-deps", wheel)
+    shown = step("demo", "pytracer", "demo", "--device", "cpu", "-f", "-o", "demo.pytrace")
+    seconds = time.monotonic() - began
+    if "peak " not in shown:
+        raise SystemExit(f"error: the demo printed no table:\n{shown}")
+    print(f"    from `pip install` to the first table: {seconds:.1f} s")
+    said = step("version", "pytracer", "--version")
+    if said.split() != ["pytracer", version()]:
+        raise SystemExit(f"error: pytracer --version says {said}")
+    if quick:
+        return
+    with tarfile.open(source) as archive:
+        archive.extractall(checked.folder, filter="data")
+    unpacked = checked.folder / source.name.removesuffix(".tar.gz")
+    shutil.rmtree(unpacked / "pytracer")  # the tests must use the wheel's
+    pytest = ["pytest", "-q", "-p", "no:cacheprovider", *(f"tests/{name}" for name in TESTS)]
+    print("   ", step("tests", *pytest, cwd=unpacked).splitlines()[-1])
+
+
+def keep_binaries(wheel: Path) -> None:
+    """Takes the wheel's binaries into this checkout, so that its tests compile nothing again."""
+    with zipfile.ZipFile(wheel) as archive:
+        binaries = [name for name in archive.namelist() if name.endswith(".so")]
+        for name in [*binaries, "pytracer/_build.json"]:  # the facts last, as native.py does
+            archive.extract(name, ROOT)
+
+
+def metadata(checked: Check, files: list[Path]) -> None:
     """Runs the checkers of metadata, in an environment of theirs."""
     place = checked.folder / "checkers"
-    checked.step("an environment for the checkers", sys.executable, "-m", "venv", place)
-    checked.step("their packages", place / "bin" / "pip", "install", "--quiet", *CHECKERS)
-    files = sorted(dist.iterdir())
+    checked.step("checkers: an environment", sys.executable, "-m", "venv", place)
+    checked.step("checkers: their packages", place / "bin" / "pip", "install", "-q", *CHECKERS)
     checked.step("twine check", place / "bin" / "twine", "check", "--strict", *files)
     # W002: two binaries may be equal. W009: pytracer.pth lies beside the package, on purpose.
-    wheels = dist.glob("*.whl")
-    options = ["--ignore", "W002,W009"]
-    checked.step("check-wheel-contents", place / "bin" / "check-wheel-contents", *options, *wheels)
+    options = ["--ignore", "W002,W009", files[-1]]
+    checked.step("check-wheel-contents", place / "bin" / "check-wheel-contents", *options)
 
 
 def main() -> None:
@@ -229,17 +292,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=("notes", "checksums", "changelog", "check"))
-    parser.add_argument("of", nargs="?", default="", help="the tag, or the folder")
-    parser.add_argument("--quick", action="store_true", help="check: no tests, no checkers")
+    parser.add_argument("of", nargs="*", help="the tag, the folder, or Pythons that have torch")
+    parser.add_argument("--quick", action="store_true", help="check: the part of .ci/run")
     options = parser.parse_args()
     if options.what == "notes":
-        sys.stdout.write(notes(options.of))
+        sys.stdout.write(notes(*options.of))
     elif options.what == "checksums":
-        (Path(options.of) / NAME).write_text(checksums(Path(options.of)))
+        folder = Path(*options.of)
+        (folder / NAME).write_text(checksums(folder))
     elif options.what == "changelog":
         changelog()
     else:
-        check(options.quick)
+        check([Path(python).absolute() for python in options.of], options.quick)
 
 
 if __name__ == "__main__":
