@@ -58,6 +58,8 @@ def version() -> str:
     places = {
         "pyproject.toml": r'^version = "(.+)"',
         "pytracer/version.py": r'^__version__ = "(.+)"',
+        "CITATION.cff": r"^version: (.+)",
+        "README.md": r"\bversion = \{(.+?)\}",
     }
     found = {}
     for place, pattern in places.items():
