@@ -13,7 +13,7 @@ BUILT := pytracer/_build.json
 NATIVE := setup.py _build_backend/native.py $(shell find csrc -name '*.cpp' -o -name '*.h')
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cc' '*.cuh' '*.cu')
 
-.PHONY: help demo test nightly build lint bench wheels release-check matrix torch-tests public-programs clean FORCE
+.PHONY: help demo test nightly build lint docs bench wheels release-check matrix torch-tests public-programs clean FORCE
 
 help:
 	@echo "make demo    build, trace a small training run and print what it found"
@@ -21,6 +21,7 @@ help:
 	@echo "make nightly  everything that takes hours; each part writes benchmarks/results/*.json"
 	@echo "make build   compile the extension in place, for the torch that is installed"
 	@echo "make lint    formatting, lint, spelling and types"
+	@echo "make docs    the pages as a site with search, in build/site; checks their links"
 	@echo "make bench   what tracing costs, beside the peers"
 	@echo "make wheels  one wheel for this Python and all supported releases of torch, in dist/"
 	@echo "make release-check  build, install and try a release on this machine"
@@ -54,6 +55,9 @@ lint:
 	run "codespell" "$$bin/codespell" $$(git ls-files) ; \
 	run "mypy" "$$python" -m mypy ; \
 	exit $$status
+
+docs:
+	@python=$$($(PYTHON) tools/environment.py docs) && NO_MKDOCS_2_WARNING=1 "$$python" -m mkdocs build --quiet
 
 bench: $(BUILT)
 	@$(call python) benchmarks/overhead.py $(ARGS)
