@@ -5,7 +5,7 @@
 PYTHON ?= python3
 ARGS ?=
 
-# Runs the Python that has what the named extras need, e.g. $(call python,test) -m pytest.
+# Runs the Python that has what the named dependency groups need, e.g. $(call python,test) -m pytest.
 python = python=$$($(PYTHON) tools/environment.py $(1)) && "$$python"
 
 # setup.py writes this file last, so it is as old as the extension.

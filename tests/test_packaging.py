@@ -49,8 +49,11 @@ def test_the_version_is_the_same_everywhere() -> None:
 def test_torch_is_never_a_requirement() -> None:
     """An installer must not be led to replace the torch that is there."""
     everything = [*PROJECT["dependencies"], *SETTINGS["build-system"]["requires"]]
-    for extra in PROJECT["optional-dependencies"].values():
-        everything += extra
+    for group in (
+        *PROJECT["optional-dependencies"].values(),
+        *SETTINGS["dependency-groups"].values(),
+    ):
+        everything += [need for need in group if isinstance(need, str)]
     assert not [need for need in everything if re.match(r"torch\b", need)]
     assert PROJECT["dependencies"] == ["numpy", "pandas", "nvidia-ml-py"]
 
@@ -124,7 +127,7 @@ def test_pre_commit_uses_the_pinned_tools() -> None:
     """A commit hook and `make lint` never disagree on a layout."""
     hooks = (ROOT / ".pre-commit-config.yaml").read_text()
     revisions = dict(re.findall(r"repo: \S+/(\S+)\n\s+rev: v(\S+)", hooks))
-    pins = dict(pin.split("==") for pin in PROJECT["optional-dependencies"]["lint"])
+    pins = dict(pin.split("==") for pin in SETTINGS["dependency-groups"]["lint"])
     assert revisions["ruff-pre-commit"] == pins["ruff"]
     assert revisions["mirrors-clang-format"] == pins["clang-format"]
     assert revisions["codespell"] == pins["codespell"]

@@ -9,7 +9,7 @@ Each exits with 1 and one line if something is wrong. `check` builds the source 
 from that one wheel for the named Pythons' releases of torch. Beside each of them it makes a new
 environment without a compiler, installs the wheel, and runs the demo and some tests. Then it checks
 the metadata. A named Python has torch, numpy, pandas, pytest and hypothesis. Without a name, it makes
-two environments, with the oldest and the newest torch (6 GB each).
+two environments, with the oldest and the newest torch (6 GB each). Both files are then in dist/.
 
 `--quick` is for .ci/run, which tests after it: it takes the torch that is here, leaves out the tests
 and the checkers of metadata, and keeps the wheel's binaries in this checkout.
@@ -59,6 +59,7 @@ def version() -> str:
         "pyproject.toml": r'^version = "(.+)"',
         "pytracer/version.py": r'^__version__ = "(.+)"',
         "CITATION.cff": r"^version: (.+)",
+        "conda/recipe.yaml": r'^  version: "(.+)"',
         "README.md": r"\bversion = \{(.+?)\}",
     }
     found = {}
@@ -204,6 +205,9 @@ def check(pythons: list[Path], quick: bool) -> None:
             keep_binaries(wheel)
         else:
             metadata(checked, [source, wheel])
+            for file in (source, wheel):
+                (ROOT / "dist").mkdir(exist_ok=True)
+                shutil.copy(file, ROOT / "dist")
         print(f"{wheel.name}, {time.monotonic() - checked.began:.0f} s in all")
 
 
