@@ -5,7 +5,7 @@
 PYTHON ?= python3
 ARGS ?=
 
-# Runs the Python that has what the named extras need, e.g. $(call python,test) -m pytest.
+# Runs the Python that has what the named dependency groups need, e.g. $(call python,test) -m pytest.
 python = python=$$($(PYTHON) tools/environment.py $(1)) && "$$python"
 
 # setup.py writes this file last, so it is as old as the extension.
@@ -13,7 +13,7 @@ BUILT := pytracer/_build.json
 NATIVE := setup.py _build_backend/native.py $(shell find csrc -name '*.cpp' -o -name '*.h')
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cc' '*.cuh' '*.cu')
 
-.PHONY: help demo test nightly build lint bench wheels matrix torch-tests public-programs clean FORCE
+.PHONY: help demo test nightly build lint docs bench wheels release-check matrix torch-tests public-programs clean FORCE
 
 help:
 	@echo "make demo    build, trace a small training run and print what it found"
@@ -21,8 +21,10 @@ help:
 	@echo "make nightly  everything that takes hours; each part writes benchmarks/results/*.json"
 	@echo "make build   compile the extension in place, for the torch that is installed"
 	@echo "make lint    formatting, lint, spelling and types"
+	@echo "make docs    the pages as a site with search, in build/site; checks their links"
 	@echo "make bench   what tracing costs, beside the peers"
 	@echo "make wheels  one wheel for this Python and all supported releases of torch, in dist/"
+	@echo "make release-check  build, install and try a release on this machine"
 	@echo "make matrix  install, test and run beside each of them, and write docs/support.md"
 	@echo "make torch-tests      PyTorch's own tests, traced and not.  ARGS='FOLDER --quick'"
 	@echo "make public-programs  other people's programs, traced and not.  ARGS='gan diffusion'"
@@ -54,6 +56,9 @@ lint:
 	run "mypy" "$$python" -m mypy ; \
 	exit $$status
 
+docs:
+	@python=$$($(PYTHON) tools/environment.py docs) && NO_MKDOCS_2_WARNING=1 "$$python" -m mkdocs build --quiet
+
 bench: $(BUILT)
 	@$(call python) benchmarks/overhead.py $(ARGS)
 
@@ -61,6 +66,10 @@ wheels:
 	@$(call python,wheels) tools/wheels.py $(ARGS)
 
 # ARGS='ENVIRONMENT/bin/python ...' takes environments that are there already.
+release-check:
+	@$(call python,wheels) tools/release.py check $(ARGS)
+
+# With ARGS as for release-check.
 matrix:
 	@$(call python) tools/matrix.py $(or $(ARGS),--make build/matrix)
 

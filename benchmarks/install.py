@@ -1,10 +1,10 @@
 """Measures how long it takes until a newcomer sees the first table, from a clone and a wheel.
 
-    python benchmarks/install.py [--before COMMIT] [--wheel FILE] [--out FILE]
+    python benchmarks/install.py [--wheel FILE] [--out FILE]
 
 Each way runs in a new environment that has torch and our dependencies from the Python that runs
 this. It measures the seconds from the first command to the table, and the processor's seconds. The
-demo runs on the CPU. COMMIT is an older commit to compare with.
+demo runs on the CPU.
 """
 
 import argparse
@@ -90,23 +90,20 @@ def time_it(way: Callable[[Fresh, str], str], what: str) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--before", metavar="COMMIT")
     parser.add_argument("--wheel", type=Path)
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    ways: list[tuple[str, Callable[[Fresh, str], str], str]] = []
-    for when, commit in (("before", options.before), ("now", "HEAD")):
-        if commit:
-            ways.append((f"clone, {when}", demo_of_a_clone, commit))
-            ways.append((f"source, {when}", installed_from_source, commit))
+    ways: list[tuple[str, Callable[[Fresh, str], str], str]] = [
+        ("clone", demo_of_a_clone, "HEAD"),
+        ("source", installed_from_source, "HEAD"),
+    ]
     if options.wheel:
-        ways.append(("wheel, now", installed_from_wheel, str(options.wheel.resolve())))
+        ways.append(("wheel", installed_from_wheel, str(options.wheel.resolve())))
     head = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     document: dict[str, Any] = {
         "tool": "benchmarks/install.py",
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": subprocess.run(head, capture_output=True, text=True, check=True).stdout.strip(),
-        "before": options.before,
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],

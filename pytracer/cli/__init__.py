@@ -15,6 +15,7 @@ from typing import Any
 from pytracer import errors
 from pytracer.cli import (
     check,
+    completion,
     export,
     imagine,
     jobs,
@@ -46,6 +47,7 @@ COMMANDS: tuple[Command, ...] = (
     measure.Cost(),
     measure.Confirm(),
     show.Doctor(),
+    completion.Completion(),
 )
 
 

@@ -23,7 +23,7 @@ def untraced(name: str) -> dict[str, Any]:
     return one
 
 
-# These come with the extra `test`. `make nightly` runs all programs.
+# These come with the group `test`. `make nightly` runs all programs.
 WITH_TESTS = {"accelerate", "lightning", "transformers"}
 
 
