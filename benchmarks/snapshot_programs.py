@@ -25,7 +25,7 @@ from benchmarks.imagine_programs import (
 )
 
 STEPS = 3
-Program = Callable[[str], None]
+Program = Callable[[str], Any]  # returns what the program still has at its end
 Batch = Callable[[str], dict[str, Any]]
 Make = Callable[[], nn.Module]
 
@@ -47,14 +47,14 @@ def trains(
 ) -> Program:
     """Returns a program of a few steps, as people write them."""
 
-    def program(device: str) -> None:
+    def program(device: str) -> Any:
         torch.manual_seed(0)
         model = make().to(device=device, dtype=dtype).train()
         if checkpoint:
             model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
         for name, weight in model.named_parameters():
             if frozen and name.startswith(frozen):
-                weight.requires_grad_(False)  # noqa: FBT003
+                weight.requires_grad_(False)
         model = wrap(model)
         averaged = torch.optim.swa_utils.AveragedModel(model) if average else None
         updates = optimizer(model)
@@ -80,11 +80,12 @@ def trains(
                 with torch.no_grad():
                     (averaged or model)(**batch(device))
                 model.train()
+        return model, updates, averaged, given, result
 
     return program
 
 
-def adversarial(device: str) -> None:
+def adversarial(device: str) -> Any:
     """Two networks against each other, each with its optimizer."""
     maker = nn.Sequential(nn.Linear(128, 1024), nn.ReLU(), nn.Linear(1024, 2048)).to(device)
     judge = nn.Sequential(nn.Linear(2048, 1024), nn.LeakyReLU(0.2), nn.Linear(1024, 1)).to(device)
@@ -103,9 +104,10 @@ def adversarial(device: str) -> None:
         loss_of_maker = functional.softplus(-judge(made)).mean()
         loss_of_maker.backward()
         of_maker.step()
+    return maker, judge, of_maker, of_judge
 
 
-def generation(device: str) -> None:
+def generation(device: str) -> Any:
     """A language model that writes, with a cache of keys and values."""
     sizes = {**SMALL_LLAMA, "use_cache": True}
     model: Any = of(*LLAMA, **sizes)().to(device).eval()
@@ -118,6 +120,7 @@ def generation(device: str) -> None:
             cache = given.past_key_values
             new = given.logits[:, -1:].argmax(-1)
             ids = torch.cat([ids, new], 1)
+    return model, ids, cache
 
 
 class Policy(nn.Module):
@@ -135,7 +138,7 @@ class Policy(nn.Module):
         return self.actor(hidden), self.critic(hidden).squeeze(-1)
 
 
-def reinforcement(device: str) -> None:
+def reinforcement(device: str) -> Any:
     """Acts without gradients, then learns from what it has seen (PPO)."""
     policy = Policy().to(device)
     updates = torch.optim.Adam(policy.parameters(), lr=3e-4, eps=1e-5)
@@ -166,6 +169,7 @@ def reinforcement(device: str) -> None:
                 loss.backward()
                 nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
                 updates.step()
+    return policy, updates
 
 
 class Classifier(nn.Module):
@@ -203,7 +207,7 @@ class Words(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def sharded(device: str) -> None:
+def sharded(device: str) -> Any:
     """FSDP2 on the ranks that there are."""
     from torch.distributed import fsdp
 
@@ -219,9 +223,10 @@ def sharded(device: str) -> None:
             loss.backward()
             updates.step()
             updates.zero_grad()
+        return model, updates
 
 
-def replicated(device: str) -> None:
+def replicated(device: str) -> Any:
     """DistributedDataParallel on the ranks that there are."""
 
     def wrap(model: nn.Module) -> nn.Module:
@@ -229,7 +234,8 @@ def replicated(device: str) -> None:
         return nn.parallel.DistributedDataParallel(model, device_ids=places)
 
     with _group(device):
-        trains(of(*GPT2, **SMALL_GPT2), words(8000, 8, 256), adamw, amp=True, wrap=wrap)(device)
+        train = trains(of(*GPT2, **SMALL_GPT2), words(8000, 8, 256), adamw, amp=True, wrap=wrap)
+        return train(device)
 
 
 class _group:  # noqa: N801 - reads as a verb

@@ -182,10 +182,11 @@ def both(name: str, stacks: str, keep: Path | None) -> dict[str, Any]:
     torch.zeros(1, device="cuda")  # the first use of the device belongs to neither
     memory._record_memory_history(max_entries=1_000_000, stacks=stacks)
     with pytracer.trace(devices="cuda", table=False) as t:
-        PROGRAMS[name]("cuda")
+        held = PROGRAMS[name]("cuda")
         gc.collect()
         torch.cuda.synchronize()
         snapshot = memory._snapshot()
+    del held
     memory._record_memory_history(enabled=None)
     if keep is not None:
         stem = slug(name)

@@ -13,11 +13,14 @@ from pytracer.analysis.facts import scopes
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.export import snapshot as export
 from pytracer.recorded import Trace
-from pytracer.schema import ACTION, ACTIONS, DEVICE_TYPES, ROLE
+from pytracer.schema import ACTION, ACTIONS, CATEGORY, DEVICE_TYPES
 
 Frame = tuple[str, str, int]  # file, function, line
 _OPTIMIZER_FILE = "/opt/venv/lib/python3.12/site-packages/torch/optim/optimizer.py"
-_ALLOCATES = "c10::cuda::CUDACachingAllocator::Native::NativeCachingAllocator::malloc(void**, signed)"
+_MODULE_FILE = "/opt/venv/lib/python3.12/site-packages/torch/nn/modules/module.py"
+_ALLOCATES = (
+    "c10::cuda::CUDACachingAllocator::Native::NativeCachingAllocator::malloc(void**, signed)"
+)
 _BLAS = "at::cuda::getCurrentCUDABlasHandle()"
 _ENGINE = (
     "torch::autograd::Engine::evaluate_function(std::shared_ptr<torch::autograd::GraphTask>&)",
@@ -82,7 +85,7 @@ class _Frames:
         self.main: list[Frame] = []
         self.in_module = self._module_frames()
         alloc = allocations(trace)
-        blas = (alloc.role == ROLE["cublas"]) & (alloc.start >= 0)
+        blas = (alloc.category == CATEGORY["workspaces"]) & (alloc.start >= 0)
         self.blas = set(alloc.start[blas].tolist())
 
     def of(self, i: int) -> list[dict[str, Any]]:
@@ -91,7 +94,7 @@ class _Frames:
         is_alloc = self.trace.events.action[i] == ACTION["alloc"]
         frames = self._python(chain, is_alloc=is_alloc)
         if self.native:
-            frames = [*self._native(i, chain), *frames]
+            frames = [*self._operators(i, chain), *frames, *self._engine(chain)]
         key = tuple(frames)
         if key not in self.shown:
             self.shown[key] = [{"filename": f, "name": n, "line": line} for f, n, line in frames]
@@ -122,16 +125,21 @@ class _Frames:
                 return inner, True
         return chain, False
 
-    def _native(self, i: int, chain: list[int]) -> Iterator[Frame]:
+    def _operators(self, i: int, chain: list[int]) -> Iterator[Frame]:
+        """C++'s frames inside of Python's."""
         yield ("??", _ALLOCATES, 0)
         if i in self.blas:
             yield ("??", _BLAS, 0)
-        names = self.trace.strings
-        for scope in chain:
-            name = names[self.tree.name[scope]]
+        for scope in self._within_pass(chain)[0]:
             if self.kind[scope] == scopes.OP:
-                yield ("??", f"at::_ops::{name.removeprefix('aten::')}::call(at::Tensor const&)", 0)
-            elif self.kind[scope] == scopes.NODE:
+                name = self.trace.strings[self.tree.name[scope]].removeprefix("aten::")
+                yield ("??", f"at::_ops::{name}::call(at::Tensor const&)", 0)
+
+    def _engine(self, chain: list[int]) -> Iterator[Frame]:
+        """C++'s frames around all of Python's on a thread of the engine."""
+        for scope in chain:
+            if self.kind[scope] == scopes.NODE:
+                name = self.trace.strings[self.tree.name[scope]]
                 node = name if "::" in name else f"torch::autograd::generated::{name}"
                 yield ("??", f"{node}::apply(std::vector<at::Tensor>&&)", 0)
             if self.kind[scope] in (scopes.NODE, scopes.BACKWARD):
@@ -162,8 +170,11 @@ class _Frames:
         if row not in self.of_row:
             stacks, strings = self.trace.stacks, self.trace.strings
             name = strings[stacks.function[row]].rpartition(".")[2]
-            own = (strings[stacks.file[row]], name, int(stacks.line[row]))
-            self.of_row[row] = [own, *self._frames(int(stacks.parent[row]))]
+            file, outer = strings[stacks.file[row]], self._frames(int(stacks.parent[row]))
+            own = [(file, name, int(stacks.line[row]))]
+            if "pytracer/imagined/" in file:  # stands where torch's own code would
+                own = [(_MODULE_FILE, "_apply", 960)] if name == "apply" else []
+            self.of_row[row] = [*own, *outer]
         return self.of_row[row]
 
 

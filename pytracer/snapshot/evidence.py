@@ -1,0 +1,438 @@
+"""What each block of a snapshot is for: rules that look at stacks, order, sizes and lives.
+
+The first rule that holds decides. Its name is the block's role, so every category has its evidence.
+A block that no rule holds for stays unknown.
+
+| category        | evidence              | what it says                                          |
+|-----------------|-----------------------|-------------------------------------------------------|
+| weights         | unsharded             | FSDP gathers a layer's weights there                  |
+| communication   | bucket                | DistributedDataParallel makes it                      |
+|                 | collective            | made in a collective, or FSDP's buffer for one        |
+| workspaces      | cublas                | made as cuBLAS gets its handle; or a default size of  |
+|                 |                       | cuBLAS, made right after a product's result, kept     |
+| optimizer_state | init_group            | made in an optimizer's _init_group, alive after it    |
+|                 | outlives_step         | made in a step, and alive in the next, or for good    |
+| weights         | made_by_module        | made, moved or loaded by a module, alive in a forward |
+| gradients       | freed_in_zero_grad    | made in a backward, and zero_grad frees it            |
+|                 | accumulated           | AccumulateGrad makes it                               |
+|                 | outlives_backward     | made in a backward, alive in the step that follows,   |
+|                 |                       | as large as a block that is always there              |
+| weights         | as_large_as_gradient  | older than the first backward, always there; as many  |
+|                 |                       | of its size as there are gradients                    |
+|                 | autocast_copy         | before a product's result, half as large as a weight  |
+| inputs          | batch                 | made before a model's call, alive throughout, dropped |
+|                 |                       | within a step                                         |
+| functional      | kv_cache              | made by a cache of keys and values, kept              |
+|                 | output                | made in an evaluation, kept until after it            |
+| graph_pools     | graph                 | in a private pool                                     |
+| activations     | recomputed            | made as a forward runs again, alive after it          |
+|                 | freed_in_backward     | made in a forward, freed in its backward              |
+|                 | alive_at_backward     | made in a forward, alive as its backward begins       |
+| temporaries     | the phase             | made and freed within one forward, backward or step   |
+| any             | like_other_steps      | all blocks of its size and stack (or, if older than   |
+|                 |                       | the history, of its size and end) have this category  |
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer.schema import CATEGORY, I64, U8, U32, U64, Mask
+from pytracer.snapshot import stacks, timeline as timelines
+from pytracer.snapshot.rows import Rows
+from pytracer.snapshot.stacks import (
+    ENGINE,
+    FORWARD,
+    NOTHING,
+    OPTIMIZER,
+    RECOMPUTE,
+    UNCLEAR,
+    Shown,
+)
+from pytracer.snapshot.timeline import BACKWARD, EVALUATION, OTHER, STEP, TRAINING, Doing
+
+# The default sizes of cuBLAS's workspace, on Hopper and on earlier devices.
+_CUBLAS_BYTES = (32 << 20, 8_519_680)
+_PHASE_ROLES = {OTHER: "other", EVALUATION: "forward", TRAINING: "forward"}
+_PHASE_ROLES |= {BACKWARD: "backward", STEP: "optimizer"}
+
+
+@dataclass(frozen=True)
+class Decided:
+    """Per event: the category and the evidence of the block that it makes; 0 and "" for others."""
+
+    category: U8
+    evidence: NDArray[np.object_]
+
+
+def decide(events: Rows, shown: Shown, doing: Doing, before: int) -> Decided:
+    """Applies the rules to the blocks of these events, of which the first `before` are older."""
+    facts = Facts(events, shown, doing, before)
+    lives = facts.lives
+    for category, evidence, rule in RULES:
+        facts.choose(rule(facts), category, evidence)
+    _temporaries(facts)
+    _like_other_steps(facts)
+    found = Decided(np.zeros(len(events), np.uint8), np.full(len(events), "", object))
+    found.category[lives.made], found.evidence[lives.made] = facts.category, facts.evidence
+    return found
+
+
+class Facts:
+    """Columns with one row per block, and what has been decided so far."""
+
+    def __init__(self, events: Rows, shown: Shown, doing: Doing, before: int) -> None:
+        lives = timelines.blocks(events)
+        line = timelines.timeline(doing.activity, lives, before)
+        self.events, self.shown, self.lives, self.line = events, shown, lives, line
+        self.own, self.steps = doing.own, doing.steps
+        self.count = count = len(events)
+        self.category = np.zeros(len(lives), np.uint8)
+        self.evidence = np.full(len(lives), "", object)
+        self.old = lives.made < before
+        self.forever = lives.freed >= count
+        self.signs: U32 = shown.signs[lives.stack]
+        by_frame = (shown.signs[lives.free_stack] & stacks.CLEARS) != 0
+        self.cleared: Mask = ~self.forever & (
+            by_frame | np.append(doing.clears, False)[lives.freed]
+        )
+        self.interval: I64 = line.interval[lives.made]
+        self.freed_interval: I64 = np.append(line.interval, -1)[lives.freed]
+        self.kind = line.kinds(lives.made)
+        self.freed_kind = line.kinds(lives.freed)
+        self.activity: I64 = line.activity[lives.made]
+        # Of a block from before, its stack alone shows what the program was doing.
+        by_stack = self.old & (lives.stack != 0)
+        self.activity[by_stack] = shown.activity[lives.stack[by_stack]]
+        self.run: I64 = line.run[lives.made]
+        kept = np.append(line.kept_from, count)[self.interval]
+        self.outlives_forward: Mask = (
+            (self.kind == TRAINING) & (lives.freed > kept) & (kept < count)
+        )
+
+    def choose(self, where: Mask, category: str, evidence: str) -> None:
+        """Decides for these blocks, unless it is decided already."""
+        open_ = where & (self.category == 0)
+        self.category[open_] = CATEGORY[category]
+        self.evidence[open_] = evidence
+
+    def signed(self, signs: int) -> Mask:
+        """Blocks whose stack has one of these signs."""
+        found: Mask = (self.signs & signs) != 0
+        return found
+
+    def alive_at(self, positions: I64) -> Mask:
+        """Whether each block is alive at any of these positions, which rise."""
+        found: Mask = self.next(positions, self.lives.made) < self.lives.freed
+        return found
+
+    def next(self, positions: I64, after: I64) -> I64:
+        """The first of these positions behind each other one; the number of events: none."""
+        at = np.searchsorted(positions, after, side="right")
+        return np.append(positions, self.count)[at]
+
+    @property
+    def lasting(self) -> Mask:
+        """Blocks of no backward that are alive in two steps that follow each other, or for good."""
+        first = self.next(self.steps, self.lives.made)
+        second = self.next(self.steps, first)
+        through = self.forever | ((second < self.count) & (self.lives.freed > second))
+        found: Mask = through & (self.activity != ENGINE) & (self.activity != RECOMPUTE)
+        return found
+
+    @cached_property
+    def alike(self) -> I64:
+        """A number for each stack and size."""
+        pairs = np.column_stack([self.lives.stack, self.lives.bytes.astype(np.int64)])
+        _, number = np.unique(pairs, axis=0, return_inverse=True)
+        return number.reshape(-1).astype(np.int64)
+
+    def is_of(self, category: str) -> Mask:
+        """Blocks that this category was decided for."""
+        found: Mask = self.category == CATEGORY[category]
+        return found
+
+
+# ---------------------------------------------------------------- rules
+
+
+def _bucket(facts: Facts) -> Mask:
+    return facts.signed(stacks.BUCKETS)
+
+
+def _exchanged(facts: Facts) -> Mask:
+    return facts.signed(stacks.EXCHANGES)
+
+
+def _gathered(facts: Facts) -> Mask:
+    return facts.signed(stacks.GATHERS)
+
+
+def _blas(facts: Facts) -> Mask:
+    """By a frame of C++; else by size, by being kept, and by following the result of a product."""
+    found = facts.signed(stacks.BLAS)
+    if facts.shown.has_native:
+        return found
+    found |= _old_blas(facts)
+    candidates = facts.forever & ~facts.old & np.isin(facts.lives.bytes, _CUBLAS_BYTES)
+    candidates &= np.isin(facts.activity, (FORWARD, ENGINE, RECOMPUTE))
+    seen: set[tuple[int, ...]] = set()
+    for row in np.flatnonzero(candidates).tolist():
+        engine = facts.activity[row] != FORWARD
+        key = (int(facts.lives.bytes[row]), int(facts.lives.stream[row]), int(engine))
+        beside = row > 0 and facts.lives.stack[row] == facts.lives.stack[row - 1]
+        beside &= row > 0 and facts.run[row] == facts.run[row - 1]
+        if beside and key not in seen and not _is_born_again(facts, row):
+            seen.add(key)
+            found[row] = True
+    return found
+
+
+def _old_blas(facts: Facts) -> Mask:
+    """Of what is older than the history: kept, and made in a forward, or where no Python runs.
+
+    Where others have frames, a block without them was made by the engine.
+    """
+    lives = facts.lives
+    made = (facts.activity == FORWARD) & facts.signed(stacks.CASTS)
+    if (facts.old & facts.forever & (lives.stack != 0)).any():
+        made |= (lives.stack == 0) & ~np.isin(lives.bytes, lives.bytes[lives.stack != 0])
+    found: Mask = facts.old & facts.forever & np.isin(lives.bytes, _CUBLAS_BYTES) & made
+    return found
+
+
+def _is_born_again(facts: Facts, row: int) -> bool:
+    """Whether a later run of the same activity makes as large a block with the same stack."""
+    lives = facts.lives
+    again = (lives.bytes == lives.bytes[row]) & (lives.stack == lives.stack[row])
+    again &= (facts.run > facts.run[row]) & (facts.activity == facts.activity[row])
+    return bool(again.any())
+
+
+def _state_of_group(facts: Facts) -> Mask:
+    found: Mask = facts.signed(stacks.INIT_GROUP) & (facts.freed_interval != facts.interval)
+    return found
+
+
+def _outlives_step(facts: Facts) -> Mask:
+    made = (facts.kind == STEP) | (facts.old & (facts.activity == OPTIMIZER))
+    following = facts.next(facts.steps, facts.lives.made)
+    alive = facts.forever | ((following < facts.count) & (facts.lives.freed > following))
+    found: Mask = made & alive
+    return found
+
+
+def _of_module(facts: Facts) -> Mask:
+    made = facts.signed(stacks.MOVED | stacks.BUILT | stacks.LOADED)
+    made &= (facts.activity == NOTHING) | facts.old
+    return made & (facts.forever | facts.alive_at(facts.line.begins(FORWARD)))
+
+
+def _freed_in_zero_grad(facts: Facts) -> Mask:
+    made = np.isin(facts.activity, (ENGINE, RECOMPUTE)) | facts.old
+    found: Mask = facts.cleared & made
+    return found
+
+
+def _accumulated(facts: Facts) -> Mask:
+    return facts.signed(stacks.ACCUMULATES) & _outlives_backward(facts, facts.lives.bytes)
+
+
+def _outlives_a_backward(facts: Facts) -> Mask:
+    return _outlives_backward(facts, np.unique(facts.lives.bytes[facts.lasting]))
+
+
+def _outlives_backward(facts: Facts, sizes: U64) -> Mask:
+    lives, line = facts.lives, facts.line
+    made = facts.kind == BACKWARD
+    end = np.append(line.end, 0)[facts.run]
+    following = facts.next(facts.steps, lives.made)
+    alive = np.where(following < facts.count, lives.freed > following, facts.forever)
+    found: Mask = made & alive & (lives.freed >= end) & np.isin(lives.bytes, sizes)
+    return found
+
+
+def _as_large_as_gradients(facts: Facts) -> Mask:
+    """As many blocks of one size as there are gradients of it, and weights known by their frames."""
+    lives, first = facts.lives, facts.line.begins(ENGINE)
+    first_backward = int(first[0]) if len(first) else facts.count
+    candidates = facts.lasting & (facts.category == 0) & (lives.made < first_backward)
+    candidates &= (facts.activity == NOTHING) | (facts.old & (lives.stack == 0))
+    gradients = facts.is_of("gradients")
+    known = facts.is_of("weights") & facts.lasting
+    found = np.zeros(len(lives), np.bool_)
+    for size in np.unique(lives.bytes[candidates]).tolist():
+        own = candidates & (lives.bytes == size)
+        here = gradients & (lives.bytes == size)
+        most = _most_at_once(lives.made[here], lives.freed[here])
+        if 0 < int(own.sum()) <= most - int((known & (lives.bytes == size)).sum()):
+            found |= own
+    return found
+
+
+def _most_at_once(made: I64, freed: I64) -> int:
+    """How many of these blocks are alive at once."""
+    changes = np.concatenate([np.ones(len(made), np.int64), -np.ones(len(freed), np.int64)])
+    order = np.lexsort((changes, np.concatenate([made, freed])))
+    return int(np.cumsum(changes[order]).max(initial=0))
+
+
+def _autocast_copies(facts: Facts) -> Mask:
+    """Of the blocks that one call of a product makes before its result, those of a weight's shape."""
+    lives = facts.lives
+    casts = facts.signed(stacks.CASTS) & np.isin(facts.activity, (FORWARD, RECOMPUTE)) & ~facts.old
+    casts &= facts.category == 0
+    rows = np.flatnonzero(casts)
+    if len(rows) == 0:
+        return casts
+    following = lives.made[rows[1:]]
+    # Scratch memory comes and goes between two blocks of one call.
+    stays = np.append(lives.freed[rows[:-1]] > following, True)
+    rows = rows[stays]
+    same = (lives.stack[rows[1:]] == lives.stack[rows[:-1]]) & (np.diff(rows) == 1)
+    is_result = np.append(~same, True)
+    results = np.unique(lives.bytes[rows[is_result]])
+    halves = np.unique(lives.bytes[facts.is_of("weights")]) // 2
+    before = rows[~is_result]
+    size = lives.bytes[before]
+    found = np.zeros(len(lives), np.bool_)
+    found[before[np.isin(size, halves) & ~np.isin(size, results)]] = True
+    return found
+
+
+def _batch(facts: Facts) -> Mask:
+    """Made between two intervals, there in all of the call that follows, and then dropped."""
+    lives, line = facts.lives, facts.line
+    follows = np.append(line.activity_of_run[1:], -2)
+    end = np.append(line.end[1:], facts.count)
+    kept = np.append(line.kept_from[line.interval_of_run[1:]], facts.count)
+    trains = np.append(line.kind[line.interval_of_run[1:]] == TRAINING, False)
+    until = np.where(trains, kept, end)
+    made = (facts.kind == OTHER) & (follows[facts.run] == FORWARD)
+    made &= ~facts.signed(stacks.CLIPS)
+    found: Mask = made & (lives.freed > until[facts.run]) & ~facts.forever
+    passed = np.searchsorted(facts.steps, lives.freed)
+    passed -= np.searchsorted(facts.steps, lives.made)
+    return found & ((passed <= 1) | _takes_turns(facts))
+
+
+def _takes_turns(facts: Facts) -> Mask:
+    """Blocks that are gone when the next but one of their stack and size is made."""
+    lives = facts.lives
+    alike = facts.alike
+    order = np.argsort(alike, kind="stable")
+    found = np.zeros(len(lives), np.bool_)
+    if len(order) > 2:
+        same = alike[order[2:]] == alike[order[:-2]]
+        found[order[:-2]] = same & (lives.freed[order[:-2]] < lives.made[order[2:]])
+    return found
+
+
+def _cached(facts: Facts) -> Mask:
+    leaves = facts.freed_interval != facts.interval
+    found: Mask = facts.signed(stacks.CACHES) & (facts.kind == EVALUATION) & leaves
+    return found
+
+
+def _output(facts: Facts) -> Mask:
+    """Made in an evaluation, and kept until after it, but not until a forward that is trained."""
+    lives, line = facts.lives, facts.line
+    trained = np.sort(line.begin[line.kind[line.interval_of_run] == TRAINING])
+    found: Mask = (facts.kind == EVALUATION) & (facts.freed_kind == OTHER) & ~facts.forever
+    return found & (facts.next(trained, lives.made) > lives.freed)
+
+
+def _in_pool(facts: Facts) -> Mask:
+    made = facts.lives.made
+    found: Mask = (facts.events.pool_high[made] != 0) | (facts.events.pool_low[made] != 0)
+    return found
+
+
+def _recomputed(facts: Facts) -> Mask:
+    """Made as a forward runs again, and alive after the last event of that."""
+    clear = np.flatnonzero(facts.own != UNCLEAR)
+    again = facts.own[clear] == RECOMPUTE
+    ends = clear[again & ~np.append(again[1:], False)]
+    over = facts.next(ends, facts.lives.made - 1)
+    found: Mask = (facts.activity == RECOMPUTE) & ~facts.old & (facts.lives.freed > over)
+    return found & ~facts.forever
+
+
+def _freed_in_backward(facts: Facts) -> Mask:
+    found: Mask = facts.outlives_forward & (facts.freed_kind == BACKWARD)
+    return found
+
+
+def _alive_at_backward(facts: Facts) -> Mask:
+    found: Mask = facts.outlives_forward & ~facts.forever
+    return found
+
+
+RULES: tuple[tuple[str, str, Callable[[Facts], Mask]], ...] = (
+    ("weights", "unsharded", _gathered),
+    ("communication", "bucket", _bucket),
+    ("communication", "collective", _exchanged),
+    ("workspaces", "cublas", _blas),
+    ("optimizer_state", "init_group", _state_of_group),
+    ("optimizer_state", "outlives_step", _outlives_step),
+    ("weights", "made_by_module", _of_module),
+    ("gradients", "freed_in_zero_grad", _freed_in_zero_grad),
+    ("gradients", "accumulated", _accumulated),
+    ("gradients", "outlives_backward", _outlives_a_backward),
+    ("weights", "as_large_as_gradient", _as_large_as_gradients),
+    ("weights", "autocast_copy", _autocast_copies),
+    ("inputs", "batch", _batch),
+    ("functional", "kv_cache", _cached),
+    ("functional", "output", _output),
+    ("graph_pools", "graph", _in_pool),
+    ("activations", "recomputed", _recomputed),
+    ("activations", "freed_in_backward", _freed_in_backward),
+    ("activations", "alive_at_backward", _alive_at_backward),
+)
+
+
+def _temporaries(facts: Facts) -> None:
+    within = (facts.freed_interval == facts.interval) & ~facts.old & ~facts.forever
+    for kind, role in _PHASE_ROLES.items():
+        here = within & (facts.kind == kind)
+        if kind == OTHER:  # a batch may be made from it
+            here &= _before_a_step(facts)
+        facts.choose(here, "temporaries", role)
+
+
+def _before_a_step(facts: Facts) -> Mask:
+    """Blocks made between a backward and the step that follows it."""
+    line = facts.line
+    follows = np.append(line.activity_of_run[1:], -2) == OPTIMIZER
+    after = np.append(False, line.activity_of_run[:-1] == ENGINE)[: len(line.begin)]
+    found: Mask = np.append(follows & after, False)[facts.run]
+    return found
+
+
+def _like_other_steps(facts: Facts) -> None:
+    """Blocks that no rule holds for, whose likes in other steps all have one category.
+
+    Alike are blocks of one size and stack; of those that are older than the history and have no
+    stack, blocks of one size that end alike.
+    """
+    lives = facts.lives
+    has_stack = lives.stack != 0
+    _follow(facts, facts.alike, has_stack & ~facts.is_of("temporaries"), has_stack)
+    ends = np.column_stack([lives.free_stack, lives.bytes.astype(np.int64), facts.freed_kind])
+    _, alike = np.unique(ends, axis=0, return_inverse=True)
+    old = facts.old & ~has_stack & ~facts.forever
+    _follow(facts, alike.reshape(-1), ~facts.old & ~facts.forever, old)
+
+
+def _follow(facts: Facts, alike: NDArray[np.intp] | I64, known: Mask, where: Mask) -> None:
+    """Decides blocks as those of the same number are decided, if these agree."""
+    count = int(alike.max(initial=-1)) + 1
+    least, most = np.full(count, 255, np.uint8), np.zeros(count, np.uint8)
+    decided = known & (facts.category != 0)
+    np.minimum.at(least, alike[decided], facts.category[decided])
+    np.maximum.at(most, alike[decided], facts.category[decided])
+    same = where & (facts.category == 0) & (least == most)[alike]
+    facts.category[same], facts.evidence[same] = least[alike[same]], "like_other_steps"
