@@ -13,11 +13,18 @@ from pytracer.analysis.facts import scopes
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.export import snapshot as export
 from pytracer.recorded import Trace
-from pytracer.schema import ACTION, ACTIONS, CATEGORY, DEVICE_TYPES
+from pytracer.schema import ACTION, ACTIONS, CATEGORY, DEVICE_TYPES, ROLE
 
 Frame = tuple[str, str, int]  # file, function, line
 _OPTIMIZER_FILE = "/opt/venv/lib/python3.12/site-packages/torch/optim/optimizer.py"
 _MODULE_FILE = "/opt/venv/lib/python3.12/site-packages/torch/nn/modules/module.py"
+_INSTEAD: dict[str, list[Frame]] = {
+    "apply": [(_MODULE_FILE, "_apply", 960)],
+    "_copied_deeply": [(_MODULE_FILE.replace("modules/module", "parameter"), "__deepcopy__", 64)],
+}
+_FSDP = "/opt/venv/lib/python3.12/site-packages/torch/distributed/fsdp/_fully_shard/"
+_GATHERS: Frame = (_FSDP + "_fsdp_param.py", "alloc_storage", 1066)
+_REDUCES: Frame = (_FSDP + "_fsdp_collectives.py", "foreach_reduce", 607)
 _ALLOCATES = (
     "c10::cuda::CUDACachingAllocator::Native::NativeCachingAllocator::malloc(void**, signed)"
 )
@@ -87,12 +94,22 @@ class _Frames:
         alloc = allocations(trace)
         blas = (alloc.category == CATEGORY["workspaces"]) & (alloc.start >= 0)
         self.blas = set(alloc.start[blas].tolist())
+        # FSDP makes its whole weights by the storage's resize, and drops whole gradients between
+        # operators: of these the trace has no stack.
+        whole = (alloc.role == ROLE["unsharded"]) & (alloc.start >= 0)
+        gathered = whole & (alloc.category == CATEGORY["weights"])
+        self.fsdp = dict.fromkeys(alloc.start[gathered].tolist(), _GATHERS)
+        dropped = whole & (alloc.category == CATEGORY["gradients"])
+        ends = np.concatenate([alloc.end[dropped], alloc.completed[dropped]])
+        self.fsdp |= dict.fromkeys(ends.tolist(), _REDUCES)
 
     def of(self, i: int) -> list[dict[str, Any]]:
         """The frames at the i-th event."""
         chain = list(self._chain(int(self.trace.events.scope[i])))
         is_alloc = self.trace.events.action[i] == ACTION["alloc"]
         frames = self._python(chain, is_alloc=is_alloc)
+        if i in self.fsdp:
+            frames = [self.fsdp[i], *frames]
         if self.native:
             frames = [*self._operators(i, chain), *frames, *self._engine(chain)]
         key = tuple(frames)
@@ -173,7 +190,7 @@ class _Frames:
             file, outer = strings[stacks.file[row]], self._frames(int(stacks.parent[row]))
             own = [(file, name, int(stacks.line[row]))]
             if "pytracer/imagined/" in file:  # stands where torch's own code would
-                own = [(_MODULE_FILE, "_apply", 960)] if name == "apply" else []
+                own = _INSTEAD.get(name, [])
             self.of_row[row] = [*own, *outer]
         return self.of_row[row]
 

@@ -6,6 +6,8 @@ A block that no rule holds for stays unknown.
 | category        | evidence              | what it says                                          |
 |-----------------|-----------------------|-------------------------------------------------------|
 | weights         | unsharded             | FSDP gathers a layer's weights there                  |
+| gradients       | reduced               | made as FSDP reduces, alive in the step that follows  |
+|                 | unsharded             | made in a backward, and FSDP's reduction frees it     |
 | communication   | bucket                | DistributedDataParallel makes it                      |
 |                 | collective            | made in a collective, or FSDP's buffer for one        |
 | workspaces      | cublas                | made as cuBLAS gets its handle; or a default size of  |
@@ -95,7 +97,8 @@ class Facts:
         self.old = lives.made < before
         self.forever = lives.freed >= count
         self.signs: U32 = shown.signs[lives.stack]
-        by_frame = (shown.signs[lives.free_stack] & stacks.CLEARS) != 0
+        self.free_signs: U32 = shown.signs[lives.free_stack]
+        by_frame = (self.free_signs & stacks.CLEARS) != 0
         self.cleared: Mask = ~self.forever & (
             by_frame | np.append(doing.clears, False)[lives.freed]
         )
@@ -144,6 +147,12 @@ class Facts:
         return found
 
     @cached_property
+    def call(self) -> I64:
+        """The call that made each block, as far as Python's frames tell calls apart."""
+        found: I64 = self.shown.python[self.lives.stack].astype(np.int64)
+        return found
+
+    @cached_property
     def alike(self) -> I64:
         """A number for each stack and size."""
         pairs = np.column_stack([self.lives.stack, self.lives.bytes.astype(np.int64)])
@@ -167,6 +176,19 @@ def _exchanged(facts: Facts) -> Mask:
     return facts.signed(stacks.EXCHANGES)
 
 
+def _reduced(facts: Facts) -> Mask:
+    """The result of FSDP's reduction, which stays."""
+    found: Mask = facts.signed(stacks.REDUCES) & _alive_at_step(facts)
+    return found
+
+
+def _freed_as_reduced(facts: Facts) -> Mask:
+    """Whole gradients, which FSDP drops when it has copied them."""
+    made = (facts.activity == ENGINE) & ~facts.signed(stacks.EXCHANGES | stacks.GATHERS)
+    found: Mask = made & ~facts.forever & ((facts.free_signs & stacks.REDUCES) != 0)
+    return found
+
+
 def _gathered(facts: Facts) -> Mask:
     return facts.signed(stacks.GATHERS)
 
@@ -183,7 +205,7 @@ def _blas(facts: Facts) -> Mask:
     for row in np.flatnonzero(candidates).tolist():
         engine = facts.activity[row] != FORWARD
         key = (int(facts.lives.bytes[row]), int(facts.lives.stream[row]), int(engine))
-        beside = row > 0 and facts.lives.stack[row] == facts.lives.stack[row - 1]
+        beside = row > 0 and facts.call[row] == facts.call[row - 1]
         beside &= row > 0 and facts.run[row] == facts.run[row - 1]
         if beside and key not in seen and not _is_born_again(facts, row):
             seen.add(key)
@@ -199,7 +221,8 @@ def _old_blas(facts: Facts) -> Mask:
     lives = facts.lives
     made = (facts.activity == FORWARD) & facts.signed(stacks.CASTS)
     if (facts.old & facts.forever & (lives.stack != 0)).any():
-        made |= (lives.stack == 0) & ~np.isin(lives.bytes, lives.bytes[lives.stack != 0])
+        others = (lives.stack != 0) & np.isin(facts.activity, (NOTHING, OPTIMIZER))
+        made |= (lives.stack == 0) & ~np.isin(lives.bytes, lives.bytes[others])
     found: Mask = facts.old & facts.forever & np.isin(lives.bytes, _CUBLAS_BYTES) & made
     return found
 
@@ -246,12 +269,18 @@ def _outlives_a_backward(facts: Facts) -> Mask:
 
 
 def _outlives_backward(facts: Facts, sizes: U64) -> Mask:
-    lives, line = facts.lives, facts.line
-    made = facts.kind == BACKWARD
-    end = np.append(line.end, 0)[facts.run]
-    following = facts.next(facts.steps, lives.made)
-    alive = np.where(following < facts.count, lives.freed > following, facts.forever)
-    found: Mask = made & alive & (lives.freed >= end) & np.isin(lives.bytes, sizes)
+    end = np.append(facts.line.end, 0)[facts.run]
+    made = (facts.kind == BACKWARD) & (facts.lives.freed >= end)
+    found: Mask = made & _alive_at_step(facts) & np.isin(facts.lives.bytes, sizes)
+    return found
+
+
+def _alive_at_step(facts: Facts) -> Mask:
+    """Whether each block is alive in the step after it; for good, if there is none."""
+    following = facts.next(facts.steps, facts.lives.made)
+    found: Mask = np.where(
+        following < facts.count, facts.lives.freed > following, facts.forever
+    ).astype(np.bool_)
     return found
 
 
@@ -288,11 +317,11 @@ def _autocast_copies(facts: Facts) -> Mask:
     rows = np.flatnonzero(casts)
     if len(rows) == 0:
         return casts
-    following = lives.made[rows[1:]]
-    # Scratch memory comes and goes between two blocks of one call.
-    stays = np.append(lives.freed[rows[:-1]] > following, True)
-    rows = rows[stays]
-    same = (lives.stack[rows[1:]] == lives.stack[rows[:-1]]) & (np.diff(rows) == 1)
+    # Scratch memory is gone before anything else is made.
+    stays = lives.freed[rows] > np.append(lives.made, facts.count)[rows + 1]
+    rows = rows[stays | facts.forever[rows]]
+    call = facts.call[rows]
+    same = (call[1:] == call[:-1]) & (np.diff(rows) == 1)
     is_result = np.append(~same, True)
     results = np.unique(lives.bytes[rows[is_result]])
     halves = np.unique(lives.bytes[facts.is_of("weights")]) // 2
@@ -304,19 +333,26 @@ def _autocast_copies(facts: Facts) -> Mask:
 
 
 def _batch(facts: Facts) -> Mask:
-    """Made between two intervals, there in all of the call that follows, and then dropped."""
+    """Made between two intervals, and there when the call that follows begins.
+
+    It is dropped within a step, or when the next but one is made. The last one stays.
+    """
     lives, line = facts.lives, facts.line
     follows = np.append(line.activity_of_run[1:], -2)
-    end = np.append(line.end[1:], facts.count)
-    kept = np.append(line.kept_from[line.interval_of_run[1:]], facts.count)
-    trains = np.append(line.kind[line.interval_of_run[1:]] == TRAINING, False)
-    until = np.where(trains, kept, end)
-    made = (facts.kind == OTHER) & (follows[facts.run] == FORWARD)
-    made &= ~facts.signed(stacks.CLIPS)
-    found: Mask = made & (lives.freed > until[facts.run]) & ~facts.forever
-    passed = np.searchsorted(facts.steps, lives.freed)
-    passed -= np.searchsorted(facts.steps, lives.made)
-    return found & ((passed <= 1) | _takes_turns(facts))
+    begin = np.append(line.begin[1:], facts.count)
+    made = (facts.kind == OTHER) & (follows[facts.run] == FORWARD) & ~facts.old
+    made &= ~facts.signed(stacks.CLIPS) & (lives.freed > begin[facts.run])
+    passed = np.searchsorted(facts.steps, lives.freed) - np.searchsorted(facts.steps, lives.made)
+    ends = np.where(facts.forever, _trained_before(facts), (passed <= 1) | _takes_turns(facts))
+    found: Mask = made & ends
+    return found
+
+
+def _trained_before(facts: Facts) -> Mask:
+    """Blocks that a backward went before."""
+    backward = facts.line.begins(ENGINE)
+    found: Mask = facts.lives.made > (backward[0] if len(backward) else facts.count)
+    return found
 
 
 def _takes_turns(facts: Facts) -> Mask:
@@ -367,12 +403,17 @@ def _freed_in_backward(facts: Facts) -> Mask:
 
 
 def _alive_at_backward(facts: Facts) -> Mask:
-    found: Mask = facts.outlives_forward & ~facts.forever
+    """Also what the last step leaves; what the first leaves may be a table, or scratch memory."""
+    intervals = np.flatnonzero(facts.line.kind == TRAINING)
+    last = (facts.interval == intervals[-1]) if len(intervals) else facts.forever
+    found: Mask = facts.outlives_forward & (~facts.forever | (last & _trained_before(facts)))
     return found
 
 
 RULES: tuple[tuple[str, str, Callable[[Facts], Mask]], ...] = (
     ("weights", "unsharded", _gathered),
+    ("gradients", "reduced", _reduced),
+    ("gradients", "unsharded", _freed_as_reduced),
     ("communication", "bucket", _bucket),
     ("communication", "collective", _exchanged),
     ("workspaces", "cublas", _blas),
@@ -416,7 +457,7 @@ def _like_other_steps(facts: Facts) -> None:
     """Blocks that no rule holds for, whose likes in other steps all have one category.
 
     Alike are blocks of one size and stack; of those that are older than the history and have no
-    stack, blocks of one size that end alike.
+    stack, blocks of one size that end alike, or that are made between phases as these end.
     """
     lives = facts.lives
     has_stack = lives.stack != 0
@@ -425,6 +466,13 @@ def _like_other_steps(facts: Facts) -> None:
     _, alike = np.unique(ends, axis=0, return_inverse=True)
     old = facts.old & ~has_stack & ~facts.forever
     _follow(facts, alike.reshape(-1), ~facts.old & ~facts.forever, old)
+    # What a program replaces goes as the new one comes.
+    run = np.append(facts.line.run, -1)
+    there = np.where(facts.old, run[lives.freed], facts.run)
+    places = np.column_stack([there, lives.bytes.astype(np.int64)])
+    _, alike = np.unique(places, axis=0, return_inverse=True)
+    at_home = old & (facts.freed_kind == OTHER)
+    _follow(facts, alike.reshape(-1), ~facts.old & (facts.kind == OTHER), at_home)
 
 
 def _follow(facts: Facts, alike: NDArray[np.intp] | I64, known: Mask, where: Mask) -> None:

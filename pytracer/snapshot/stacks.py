@@ -27,6 +27,7 @@ BLAS = 1 << 6  # the workspace of cuBLAS (C++ frames)
 GATHERS = 1 << 7  # FSDP makes the whole weights of a layer
 EXCHANGES = 1 << 8  # FSDP's buffers, a collective
 CLIPS = 1 << 9  # gradients are scaled or clipped
+REDUCES = 1 << 13  # FSDP reduces gradients to a shard
 # Signs of the innermost frame of Python alone.
 BUCKETS = 1 << 10  # DistributedDataParallel makes its buckets
 CACHES = 1 << 11  # a cache of keys and values
@@ -41,9 +42,21 @@ _LOADERS = (
     "diffusers/models/model_loading_utils.py",
 )
 _BLAS_CALLS = ("getCurrentCUDABlasHandle", "setWorkspaceForHandle", "BlasLtWorkspace")
-_PRODUCTS = ("torch/nn/modules/linear.py", "torch/nn/modules/conv.py")
+_PRODUCTS = (
+    "torch/nn/modules/linear.py",
+    "torch/nn/modules/conv.py",
+    "transformers/pytorch_utils.py",
+)
 
 
+_SIGNS_OF_FSDP = {
+    "alloc_storage": GATHERS,
+    "init_unsharded_param": GATHERS,
+    "init_all_gather_outputs": GATHERS,
+    "_init_sharded_param": BUILT,
+    "foreach_all_gather": EXCHANGES,
+    "foreach_reduce": EXCHANGES | REDUCES,
+}
 _NATIVE = ("??", ".cpp", ".cc", ".c", ".cu", ".cuh", ".h", ".hpp", ".so")
 
 
@@ -59,6 +72,8 @@ def signs_of_frame(file: str, name: str) -> int:
             return ACCUMULATES
         return BLAS if any(call in name for call in _BLAS_CALLS) else 0
     word = name.rpartition(".")[2]
+    if file.endswith(_PRODUCTS) and word in ("forward", "_conv_forward"):
+        return CASTS
     if "torch/" in file:
         return _signs_of_torchs(file, word)
     if file.endswith("transformers/cache_utils.py"):
@@ -72,8 +87,6 @@ def _signs_of_torchs(file: str, name: str) -> int:
     if "torch/nn/modules/" in file:
         if file.endswith("module.py"):
             return {"_apply": MOVED, "zero_grad": CLEARS, "to_empty": MOVED}.get(name, 0)
-        if file.endswith(_PRODUCTS) and name in ("forward", "_conv_forward"):
-            return CASTS
         return BUILT if name in ("__init__", "reset_parameters") else 0
     if file.endswith("torch/nn/parameter.py") and name in ("__deepcopy__", "__new__"):
         return BUILT
@@ -82,10 +95,7 @@ def _signs_of_torchs(file: str, name: str) -> int:
     if file.endswith("torch/distributed/distributed_c10d.py"):
         return EXCHANGES
     if "torch/distributed/fsdp/" in file:
-        if name in ("alloc_all_gather_outputs", "init_all_gather_outputs", "init_unsharded_param"):
-            return GATHERS
-        exchanges = ("foreach_all_gather", "foreach_reduce", "allocate")
-        return EXCHANGES if name in exchanges else 0
+        return _SIGNS_OF_FSDP.get(name, 0)
     if file.endswith(("torch/nn/utils/clip_grad.py", "torch/amp/grad_scaler.py")):
         return CLIPS
     return 0
