@@ -8,7 +8,8 @@ program runs twice, with Python's frames and with all frames; less is then made 
 
 - whole: everything was recorded
 - ring: only the last part of the history is left
-- late: the history begins after the first step, and older blocks have no frames
+- built: the history begins with the first forward, and older blocks have no frames
+- late: the same, after the first step
 - alloc: frees have no frames (context="alloc")
 """
 
@@ -37,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import slug  # noqa: E402
 
 STACKS = ("python", "all")
-VARIANTS = ("whole", "ring", "late", "alloc")
+VARIANTS = ("whole", "ring", "built", "late", "alloc")
 RING = 0.4  # the part of the history that is left
 LONGEST = 240  # seconds for one program
 AT_ONCE = 6
@@ -55,12 +56,7 @@ def variant(snapshot: dict[str, Any], kind: str) -> dict[str, Any]:
         return _with(snapshot, kept)
     if kind == "ring":
         return _with(snapshot, entries[-int(len(entries) * RING) :])
-    ends = [
-        note["time_us"]
-        for note in snapshot["external_annotations"]
-        if note["stage"] == "END" and note["name"].startswith("Optimizer.step")
-    ]
-    begin = ends[0] if ends else entries[len(entries) // 3]["time_us"]
+    begin = _first_forward(entries) if kind == "built" else _first_step(snapshot)
     kept = [entry for entry in entries if entry["time_us"] > begin]
     made = {entry["addr"] for entry in kept if entry["action"] == "alloc"}
     segments = [
@@ -69,6 +65,23 @@ def variant(snapshot: dict[str, Any], kind: str) -> dict[str, Any]:
     ]
     notes = [note for note in snapshot["external_annotations"] if note["time_us"] > begin]
     return {**_with(snapshot, kept), "segments": segments, "external_annotations": notes}
+
+
+def _first_forward(entries: list[dict[str, Any]]) -> int:
+    """The time before the first call of a module."""
+    for entry in entries:
+        if any(frame["name"].endswith("_call_impl") for frame in entry["frames"]):
+            return int(entry["time_us"]) - 1
+    return 0
+
+
+def _first_step(snapshot: dict[str, Any]) -> int:
+    """The time at which the first step of an optimizer ends; without one, a third of the history."""
+    entries = snapshot["device_traces"][0]
+    for note in snapshot["external_annotations"]:
+        if note["stage"] == "END" and note["name"].startswith("Optimizer.step"):
+            return int(note["time_us"])
+    return int(entries[len(entries) // 3]["time_us"])
 
 
 def _is_free(entry: dict[str, Any]) -> bool:

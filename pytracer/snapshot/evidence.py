@@ -10,20 +10,20 @@ A block that no rule holds for stays unknown.
 |                 | unsharded             | made in a backward, and FSDP's reduction frees it     |
 | communication   | bucket                | DistributedDataParallel makes it                      |
 |                 | collective            | made in a collective, or FSDP's buffer for one        |
-| workspaces      | cublas                | made as cuBLAS gets its handle; or a default size of  |
-|                 |                       | cuBLAS, made right after a product's result, kept     |
+| workspaces      | cublas                | made as cuBLAS gets its handle; without C++'s frames: |
+|                 |                       | a default size, after a product's result, kept        |
 | optimizer_state | init_group            | made in an optimizer's _init_group, alive after it    |
 |                 | outlives_step         | made in a step, and alive in the next, or for good    |
 | weights         | made_by_module        | made, moved or loaded by a module, alive in a forward |
 | gradients       | freed_in_zero_grad    | made in a backward, and zero_grad frees it            |
-|                 | accumulated           | AccumulateGrad makes it                               |
+|                 | accumulated           | AccumulateGrad makes it, alive in the step            |
 |                 | outlives_backward     | made in a backward, alive in the step that follows,   |
 |                 |                       | as large as a block that is always there              |
-| weights         | as_large_as_gradient  | older than the first backward, always there; as many  |
-|                 |                       | of its size as there are gradients                    |
+| weights         | as_large_as_gradient  | older than the first backward, always there; not more |
+|                 |                       | of its size than there are gradients                  |
 |                 | autocast_copy         | before a product's result, half as large as a weight  |
-| inputs          | batch                 | made before a model's call, alive throughout, dropped |
-|                 |                       | within a step                                         |
+| inputs          | batch                 | made before a model's call, there as it begins, and   |
+|                 |                       | dropped within a step or replaced by the next but one |
 | functional      | kv_cache              | made by a cache of keys and values, kept              |
 |                 | output                | made in an evaluation, kept until after it            |
 | graph_pools     | graph                 | in a private pool                                     |
@@ -324,7 +324,8 @@ def _autocast_copies(facts: Facts) -> Mask:
     same = (call[1:] == call[:-1]) & (np.diff(rows) == 1)
     is_result = np.append(~same, True)
     results = np.unique(lives.bytes[rows[is_result]])
-    halves = np.unique(lives.bytes[facts.is_of("weights")]) // 2
+    whole = facts.is_of("weights") | facts.is_of("gradients")
+    halves = np.unique(lives.bytes[whole]) // 2
     before = rows[~is_result]
     size = lives.bytes[before]
     found = np.zeros(len(lives), np.bool_)
