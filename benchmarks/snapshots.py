@@ -10,6 +10,7 @@ program runs twice, with Python's frames and with all frames; less is then made 
 - ring: only the last part of the history is left
 - built: the history begins with the first forward, and older blocks have no frames
 - late: the same, after the first step
+- oom: written at the peak of the first step, as when memory runs out
 - alloc: frees have no frames (context="alloc")
 """
 
@@ -38,7 +39,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import slug  # noqa: E402
 
 STACKS = ("python", "all")
-VARIANTS = ("whole", "ring", "built", "late", "alloc")
+VARIANTS = ("whole", "ring", "built", "late", "oom", "alloc")
 RING = 0.4  # the part of the history that is left
 LONGEST = 240  # seconds for one program
 AT_ONCE = 6
@@ -56,6 +57,8 @@ def variant(snapshot: dict[str, Any], kind: str) -> dict[str, Any]:
         return _with(snapshot, kept)
     if kind == "ring":
         return _with(snapshot, entries[-int(len(entries) * RING) :])
+    if kind == "oom":
+        return _stopped(snapshot, _first_step(snapshot))
     begin = _first_forward(entries) if kind == "built" else _first_step(snapshot)
     kept = [entry for entry in entries if entry["time_us"] > begin]
     made = {entry["addr"] for entry in kept if entry["action"] == "alloc"}
@@ -65,6 +68,38 @@ def variant(snapshot: dict[str, Any], kind: str) -> dict[str, Any]:
     ]
     notes = [note for note in snapshot["external_annotations"] if note["time_us"] > begin]
     return {**_with(snapshot, kept), "segments": segments, "external_annotations": notes}
+
+
+def _stopped(snapshot: dict[str, Any], until: int) -> dict[str, Any]:
+    """The snapshot as it was at the most requested bytes before a time."""
+    entries = snapshot["device_traces"][0]
+    level, most, last = 0, 0, 0
+    for at, entry in enumerate(entries):
+        if entry["time_us"] > until:
+            break
+        if entry["action"] in ("alloc", "free_completed"):
+            level += entry["size"] if entry["action"] == "alloc" else -entry["size"]
+        if level > most:
+            most, last = level, at + 1
+    alive: dict[int, dict[str, Any]] = {}
+    for entry in entries[:last]:
+        if entry["action"] == "alloc":
+            alive[entry["addr"]] = entry
+        elif entry["action"] == "free_completed":
+            alive.pop(entry["addr"], None)
+    notes = [note for note in snapshot["external_annotations"] if note["time_us"] <= until]
+    segments = [_segment(entry) for entry in alive.values()]
+    return {**_with(snapshot, entries[:last]), "segments": segments, "external_annotations": notes}
+
+
+def _segment(entry: dict[str, Any]) -> dict[str, Any]:
+    """A segment of one block."""
+    size = entry["size"]
+    block = {"address": entry["addr"], "size": size, "requested_size": size}
+    block |= {"state": "active_allocated", "frames": entry["frames"]}
+    sizes = dict.fromkeys(("total_size", "allocated_size", "active_size", "requested_size"), size)
+    place = {"device": 0, "address": entry["addr"], "stream": entry["stream"], "blocks": [block]}
+    return {**place, **sizes}
 
 
 def _first_forward(entries: list[dict[str, Any]]) -> int:
@@ -99,19 +134,20 @@ def _aged(block: dict[str, Any], made: set[int]) -> dict[str, Any]:
 # ---------------------------------------------------------------- the comparison
 
 
-def compared(truth: Any, snapshot: Any) -> dict[str, Any]:
+def compared(truth: Any, snapshot: Any, kind: str = "whole") -> dict[str, Any]:
     """Shares of bytes whose category the snapshot shows right, not at all, or wrong.
 
     Args:
         truth: the trace of pytracer.
         snapshot: the snapshot of the same run, loaded.
+        kind: its variant.
     """
     from pytracer.analysis.facts import usage
     from pytracer.analysis.facts.allocations import allocations
     from pytracer.schema import CATEGORIES
 
     found, device = allocations(snapshot.data), usage.devices(snapshot.data)[0]
-    of_truth = _matched(allocations(truth.data), found)
+    of_truth = _matched(allocations(truth.data), found, -1 if kind != "oom" else 0)
     at_peak = usage.alive(snapshot.data, "peak", device)
     rows: dict[str, Any] = {}
     for name, chosen in (("peak", at_peak), ("events", np.ones(len(found), np.bool_))):
@@ -147,21 +183,22 @@ def _shares(pairs: Counter[tuple[str, str]]) -> dict[str, Any]:
     }
 
 
-def _matched(truth: Any, found: Any) -> Any:
+def _matched(truth: Any, found: Any, first: int) -> Any:
     """Each block's category by the trace, -1 if the trace lacks the block.
 
-    Both saw the same allocations, and the snapshot ends first. So the last block of an address in
-    one is the last in the other.
+    Both saw the same allocations. If they end together, the last block of an address is the last in
+    both (`first` is -1); if they begin together, the first is (0).
     """
     by_address: dict[tuple[int, int], list[int]] = {}
     for row in _in_order(truth):
         key = int(truth.address[row]), int(truth.requested_bytes[row])
         by_address.setdefault(key, []).append(int(truth.category[row]))
     category = np.full(len(found), -1, np.int64)
-    for row in reversed(list(_in_order(found))):
+    rows = list(_in_order(found))
+    for row in reversed(rows) if first else rows:
         key = int(found.address[row]), int(found.requested_bytes[row])
         if by_address.get(key):
-            category[row] = by_address[key].pop()
+            category[row] = by_address[key].pop(first)
     return category
 
 
@@ -177,7 +214,7 @@ def table(truth: Any, snapshot: dict[str, Any], folder: Path) -> dict[str, Any]:
     for kind in VARIANTS:
         path = folder / "less.pickle"
         path.write_bytes(pickle.dumps(variant(snapshot, kind), protocol=4))
-        rows[kind] = compared(truth, pytracer.load(path))
+        rows[kind] = compared(truth, pytracer.load(path), kind)
     return rows
 
 

@@ -63,7 +63,7 @@ def test_snapshots_have_the_categories_of_the_trace(name: str, tmp_path: Path) -
     for stacks in STACKS:
         snapshot = as_snapshot(truth.data, stacks)
         for kind in VARIANTS:
-            found = compared(truth, read(variant(snapshot, kind), tmp_path))
+            found = compared(truth, read(variant(snapshot, kind), tmp_path), kind)
             for at, least in zip(("peak", "events"), _LEAST_RIGHT.get(kind, (0, 0)), strict=True):
                 case = (stacks, kind, at, found[at])
                 assert found[at]["lost"] == 0, case
