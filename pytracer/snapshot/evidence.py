@@ -21,6 +21,8 @@ A block that no rule holds for stays unknown.
 |                 |                       | as large as a block that is always there              |
 | weights         | as_large_as_gradient  | older than the first backward, always there; not more |
 |                 |                       | of its size than there are gradients                  |
+|                 | repeated              | the same, without frames, of no gradient's size, and  |
+|                 |                       | at least four of its size; where state came later     |
 |                 | autocast_copy         | before a product's result, half as large as a weight  |
 | inputs          | batch                 | made before a model's call, there as it begins, and   |
 |                 |                       | dropped within a step or replaced by the next but one |
@@ -30,7 +32,11 @@ A block that no rule holds for stays unknown.
 | activations     | recomputed            | made as a forward runs again, alive after it          |
 |                 | freed_in_backward     | made in a forward, freed in its backward              |
 |                 | alive_at_backward     | made in a forward, alive as its backward begins       |
-| temporaries     | the phase             | made and freed within one forward, backward or step   |
+|                 | left_by_a_call        | made in a module's call that is over, alive where the |
+|                 |                       | history ends within that forward                      |
+| temporaries     | the phase             | made and freed within one forward, backward or step;  |
+|                 |                       | or the history ends there, and it is too large for a  |
+|                 |                       | gradient, or not made where state is made             |
 | any             | like_other_steps      | all blocks of its size and stack (or, if older than   |
 |                 |                       | the history, of its size and end) have this category  |
 """
@@ -54,10 +60,16 @@ from pytracer.snapshot.stacks import (
     UNCLEAR,
     Shown,
 )
-from pytracer.snapshot.timeline import BACKWARD, EVALUATION, OTHER, STEP, TRAINING, Doing
+from pytracer.snapshot.timeline import (
+    BACKWARD,
+    CUBLAS_BYTES,
+    EVALUATION,
+    OTHER,
+    STEP,
+    TRAINING,
+    Doing,
+)
 
-# The default sizes of cuBLAS's workspace, on Hopper and on earlier devices.
-_CUBLAS_BYTES = (32 << 20, 8_519_680)
 _PHASE_ROLES = {OTHER: "other", EVALUATION: "forward", TRAINING: "forward"}
 _PHASE_ROLES |= {BACKWARD: "backward", STEP: "optimizer"}
 
@@ -70,9 +82,17 @@ class Decided:
     evidence: NDArray[np.object_]
 
 
-def decide(events: Rows, shown: Shown, doing: Doing, before: int) -> Decided:
-    """Applies the rules to the blocks of these events, of which the first `before` are older."""
-    facts = Facts(events, shown, doing, before)
+def decide(events: Rows, parents: U32, shown: Shown, doing: Doing, before: int) -> Decided:
+    """Applies the rules to the blocks of these events.
+
+    Args:
+        events: all events, of which the first `before` are older than the history.
+        parents: the caller of each row of the stack table.
+        shown: what each stack shows.
+        doing: what the program was doing.
+        before: how many events are older.
+    """
+    facts = Facts(events, parents, shown, doing, before)
     lives = facts.lives
     for category, evidence, rule in RULES:
         facts.choose(rule(facts), category, evidence)
@@ -86,11 +106,11 @@ def decide(events: Rows, shown: Shown, doing: Doing, before: int) -> Decided:
 class Facts:
     """Columns with one row per block, and what has been decided so far."""
 
-    def __init__(self, events: Rows, shown: Shown, doing: Doing, before: int) -> None:
+    def __init__(self, events: Rows, parents: U32, shown: Shown, doing: Doing, before: int) -> None:
         lives = timelines.blocks(events)
         line = timelines.timeline(doing.activity, lives, before)
         self.events, self.shown, self.lives, self.line = events, shown, lives, line
-        self.own, self.steps = doing.own, doing.steps
+        self.parents, self.own, self.steps = parents, doing.own, doing.steps
         self.count = count = len(events)
         self.category = np.zeros(len(lives), np.uint8)
         self.evidence = np.full(len(lives), "", object)
@@ -112,6 +132,8 @@ class Facts:
         self.activity[by_stack] = shown.activity[lives.stack[by_stack]]
         self.run: I64 = line.run[lives.made]
         kept = np.append(line.kept_from, count)[self.interval]
+        # The history ends within the interval that made it.
+        self.unfinished: Mask = ~self.old & (self.interval == line.interval_of_run[-1:].sum())
         self.outlives_forward: Mask = (
             (self.kind == TRAINING) & (lives.freed > kept) & (kept < count)
         )
@@ -134,16 +156,15 @@ class Facts:
 
     def next(self, positions: I64, after: I64) -> I64:
         """The first of these positions behind each other one; the number of events: none."""
-        at = np.searchsorted(positions, after, side="right")
-        return np.append(positions, self.count)[at]
+        return timelines.following(positions, after, self.count)
 
     @property
     def lasting(self) -> Mask:
-        """Blocks of no backward that are alive in two steps that follow each other, or for good."""
+        """Blocks of no model's call that are alive in two steps, one after the other, or for good."""
         first = self.next(self.steps, self.lives.made)
         second = self.next(self.steps, first)
         through = self.forever | ((second < self.count) & (self.lives.freed > second))
-        found: Mask = through & (self.activity != ENGINE) & (self.activity != RECOMPUTE)
+        found: Mask = through & np.isin(self.activity, (NOTHING, OPTIMIZER))
         return found
 
     @cached_property
@@ -199,7 +220,7 @@ def _blas(facts: Facts) -> Mask:
     if facts.shown.has_native:
         return found
     found |= _old_blas(facts)
-    candidates = facts.forever & ~facts.old & np.isin(facts.lives.bytes, _CUBLAS_BYTES)
+    candidates = facts.forever & ~facts.old & np.isin(facts.lives.bytes, CUBLAS_BYTES)
     candidates &= np.isin(facts.activity, (FORWARD, ENGINE, RECOMPUTE))
     seen: set[tuple[int, ...]] = set()
     for row in np.flatnonzero(candidates).tolist():
@@ -223,7 +244,7 @@ def _old_blas(facts: Facts) -> Mask:
     if (facts.old & facts.forever & (lives.stack != 0)).any():
         others = (lives.stack != 0) & np.isin(facts.activity, (NOTHING, OPTIMIZER))
         made |= (lives.stack == 0) & ~np.isin(lives.bytes, lives.bytes[others])
-    found: Mask = facts.old & facts.forever & np.isin(lives.bytes, _CUBLAS_BYTES) & made
+    found: Mask = facts.old & facts.forever & np.isin(lives.bytes, CUBLAS_BYTES) & made
     return found
 
 
@@ -244,7 +265,7 @@ def _outlives_step(facts: Facts) -> Mask:
     made = (facts.kind == STEP) | (facts.old & (facts.activity == OPTIMIZER))
     following = facts.next(facts.steps, facts.lives.made)
     alive = facts.forever | ((following < facts.count) & (facts.lives.freed > following))
-    found: Mask = made & alive
+    found: Mask = made & alive & ~facts.unfinished
     return found
 
 
@@ -265,7 +286,11 @@ def _accumulated(facts: Facts) -> Mask:
 
 
 def _outlives_a_backward(facts: Facts) -> Mask:
-    return _outlives_backward(facts, np.unique(facts.lives.bytes[facts.lasting]))
+    """In a backward that has not ended, a block of a size that it also drops may be dropped, too."""
+    sizes = np.unique(facts.lives.bytes[facts.lasting])
+    dropped = (facts.kind == BACKWARD) & (facts.freed_interval == facts.interval)
+    doubtful = facts.unfinished & np.isin(facts.lives.bytes, facts.lives.bytes[dropped])
+    return _outlives_backward(facts, sizes) & ~doubtful
 
 
 def _outlives_backward(facts: Facts, sizes: U64) -> Mask:
@@ -288,7 +313,7 @@ def _as_large_as_gradients(facts: Facts) -> Mask:
     """As many blocks of one size as there are gradients of it, and weights known by their frames."""
     lives, first = facts.lives, facts.line.begins(ENGINE)
     first_backward = int(first[0]) if len(first) else facts.count
-    candidates = facts.lasting & (facts.category == 0) & (lives.made < first_backward)
+    candidates = facts.forever & (facts.category == 0) & (lives.made < first_backward)
     candidates &= (facts.activity == NOTHING) | (facts.old & (lives.stack == 0))
     gradients = facts.is_of("gradients")
     known = facts.is_of("weights") & facts.lasting
@@ -300,6 +325,21 @@ def _as_large_as_gradients(facts: Facts) -> Mask:
         if 0 < int(own.sum()) <= most - int((known & (lives.bytes == size)).sum()):
             found |= own
     return found
+
+
+def _repeated(facts: Facts) -> Mask:
+    """Frozen weights: every layer has some of the same sizes."""
+    lives = facts.lives
+    old = facts.old & facts.forever & (lives.stack == 0) & (facts.category == 0)
+    old &= ~np.isin(lives.bytes, lives.bytes[facts.is_of("gradients")])
+    sizes, counts = np.unique(lives.bytes[old], return_counts=True)
+    # A state that came before the history looks the same.
+    state_is_known = (facts.is_of("optimizer_state") & ~facts.old).any()
+    found: Mask = old & np.isin(lives.bytes, sizes[counts >= _LAYERS]) & state_is_known
+    return found
+
+
+_LAYERS = 4
 
 
 def _most_at_once(made: I64, freed: I64) -> int:
@@ -405,9 +445,57 @@ def _freed_in_backward(facts: Facts) -> Mask:
 
 def _alive_at_backward(facts: Facts) -> Mask:
     """Also what the last step leaves; what the first leaves may be a table, or scratch memory."""
-    intervals = np.flatnonzero(facts.line.kind == TRAINING)
+    line = facts.line
+    intervals = np.flatnonzero(line.kind == TRAINING)
     last = (facts.interval == intervals[-1]) if len(intervals) else facts.forever
-    found: Mask = facts.outlives_forward & (~facts.forever | (last & _trained_before(facts)))
+    ends_within = line.kind[line.interval_of_run[-1:]] == BACKWARD
+    sure = last & (_trained_before(facts) | bool(ends_within.any()))
+    found: Mask = facts.outlives_forward & (~facts.forever | sure)
+    return found
+
+
+def _left_by_a_call(facts: Facts) -> Mask:
+    """Made in a call that is over, in a forward that is not: what lives can only be in the graph.
+
+    The last block of such a call may be its result, which is on its way to somewhere.
+    """
+    candidates: Mask = (facts.kind == TRAINING) & facts.unfinished & facts.forever
+    found = np.zeros(len(candidates), np.bool_)
+    shown, lives = facts.shown, facts.lives
+    left = _open_calls(facts) if candidates.any() else {}
+    last = (0, -1)  # the outermost call that is over, and its last block
+    for row in np.flatnonzero(candidates).tolist():
+        call, outermost = int(shown.call[lives.stack[row]]), 0
+        while call and lives.made[row] < left.get(call, facts.count):
+            outermost, call = call, int(shown.call[facts.parents[call]])
+        if last[0] and last[0] != outermost:
+            found[last[1]] = False
+        found[row], last = outermost != 0, (outermost, row)
+    if last[0]:
+        found[last[1]] = False
+    return found
+
+
+def _open_calls(facts: Facts) -> dict[int, int]:
+    """The calls in which the history ends, by row of the stack table: when each was last left."""
+    calls = facts.shown.call[facts.events.stack]
+    within = np.flatnonzero((calls != 0) & (facts.own == FORWARD))
+    row = int(facts.events.stack[within[-1]]) if len(within) else 0
+    left = {}
+    while row:
+        if facts.shown.call[row] == row:
+            outside = within[~_below(facts.parents, row)[facts.events.stack[within]]]
+            left[row] = int(outside[-1]) if len(outside) else -1
+        row = int(facts.parents[row])
+    return left
+
+
+def _below(parents: U32, row: int) -> Mask:
+    """Which stacks contain a row."""
+    found = np.zeros(len(parents), np.bool_)
+    found[row] = True
+    for other in range(row + 1, len(parents)):
+        found[other] = found[parents[other]]
     return found
 
 
@@ -425,6 +513,7 @@ RULES: tuple[tuple[str, str, Callable[[Facts], Mask]], ...] = (
     ("gradients", "accumulated", _accumulated),
     ("gradients", "outlives_backward", _outlives_a_backward),
     ("weights", "as_large_as_gradient", _as_large_as_gradients),
+    ("weights", "repeated", _repeated),
     ("weights", "autocast_copy", _autocast_copies),
     ("inputs", "batch", _batch),
     ("functional", "kv_cache", _cached),
@@ -433,6 +522,7 @@ RULES: tuple[tuple[str, str, Callable[[Facts], Mask]], ...] = (
     ("activations", "recomputed", _recomputed),
     ("activations", "freed_in_backward", _freed_in_backward),
     ("activations", "alive_at_backward", _alive_at_backward),
+    ("activations", "left_by_a_call", _left_by_a_call),
 )
 
 
@@ -442,7 +532,17 @@ def _temporaries(facts: Facts) -> None:
         here = within & (facts.kind == kind)
         if kind == OTHER:  # a batch may be made from it
             here &= _before_a_step(facts)
-        facts.choose(here, "temporaries", role)
+        facts.choose(here | (_in_unfinished(facts) & (facts.kind == kind)), "temporaries", role)
+
+
+def _in_unfinished(facts: Facts) -> Mask:
+    """Blocks of a backward or step that has not ended, which can be no gradient and no state."""
+    sizes = np.unique(facts.lives.bytes[facts.lasting])
+    no_gradient = (facts.kind == BACKWARD) & ~np.isin(facts.lives.bytes, sizes)
+    states = (facts.kind == STEP) & facts.signed(stacks.INIT_GROUP)
+    no_state = (facts.kind == STEP) & bool((states & facts.unfinished).any()) & ~states
+    found: Mask = facts.unfinished & facts.forever & (no_gradient | no_state)
+    return found & ~facts.signed(stacks.EXCHANGES | stacks.GATHERS | stacks.REDUCES)
 
 
 def _before_a_step(facts: Facts) -> Mask:

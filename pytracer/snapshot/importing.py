@@ -258,7 +258,7 @@ class Import:
         else:
             doing = scopes_.annotated(activities(events, seen, before))
             activity = doing.activity
-            labels = self._labels(events, decide(events, seen, doing, before))
+            labels = self._labels(events, decide(events, self.stacks.parent, seen, doing, before))
         scope, scopes, scope_ends = scopes_.build(activity)
         return self._finish(path, events, ticks, scope, scopes, scope_ends, labels)
 

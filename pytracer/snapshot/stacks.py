@@ -132,6 +132,7 @@ class Shown:
     signs: U32
     module: U32  # a row of `modules`, 0: not inside a module
     modules: list[str]
+    call: U32  # the row of the innermost call of a module, 0: none
     python: U32  # the row of the innermost frame of Python, 0: none
 
     @cached_property
@@ -145,7 +146,7 @@ def shown(stacks: Rows, strings: list[str]) -> Shown:
     count = len(stacks)
     activity = np.full(count, NOTHING, np.int64)
     signs, python = np.zeros(count, np.uint32), np.zeros(count, np.uint32)
-    module = np.zeros(count, np.uint32)
+    module, call = np.zeros(count, np.uint32), np.zeros(count, np.uint32)
     in_engine, calls = [False] * count, [False] * count
     names = {"": 0}
     by_frame: dict[tuple[int, int, bool], tuple[int, int, bool]] = {}
@@ -174,6 +175,7 @@ def shown(stacks: Rows, strings: list[str]) -> Shown:
         inherited = int(signs[parent])
         signs[row] = (inherited & ~_OWN if pythons else inherited) | own_signs
         module[row] = module[parent]
+        call[row] = row if own == FORWARD else call[parent]
         if pythons and calls[above] and not calls[row]:
             caller = above
             while calls[caller]:
@@ -181,7 +183,7 @@ def shown(stacks: Rows, strings: list[str]) -> Shown:
             place = f"{_base(strings[files[caller]])}:{lines[caller]}" if caller else ""
             text = _module_name(strings[file], strings[function], place)
             module[row] = names.setdefault(text, len(names))
-    return Shown(activity, signs, module, list(names), python)
+    return Shown(activity, signs, module, list(names), call, python)
 
 
 def _base(file: str) -> str:

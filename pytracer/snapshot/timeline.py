@@ -2,8 +2,7 @@
 
 A run is a row of events with the same activity. An interval is one forward, one backward, one step
 of an optimizer, or what lies between them. A forward goes on until its backward begins, and includes
-the loss. A run of modules belongs to one if a backward frees blocks of it; otherwise it is an
-evaluation, and an interval of its own.
+the loss. A run of modules that makes no graph is an evaluation, and an interval of its own.
 """
 
 from dataclasses import dataclass
@@ -141,6 +140,43 @@ class Timeline:
         return found
 
 
+# The default sizes of cuBLAS's workspace, on Hopper and on earlier devices. It stays for good.
+CUBLAS_BYTES = (32 << 20, 8_519_680)
+# The part of what a run made that is alive as a backward begins, or at the end of the file.
+_KEPT = 0.5
+
+
+def _trains(group: I64, lives: Blocks, run: I64, begin: I64, of_run: I64) -> Mask:
+    """Which runs of modules made a graph: the engine frees blocks of theirs, or a backward follows.
+
+    Where modules ran several times before that backward, or the file ends within a forward, much of
+    what the run made has to be alive then.
+    """
+    count = len(group)
+    forward = of_run == FORWARD
+    trains = np.zeros(len(begin), np.bool_)
+    scratch = (lives.freed >= count) & np.isin(lives.bytes, CUBLAS_BYTES)
+    made = np.flatnonzero((run[lives.made] >= 0) & (group[lives.made] == FORWARD) & ~scratch)
+    of_block, freed = run[lives.made[made]], lives.freed[made]
+    trains[of_block[(np.append(group, NOTHING)[freed] == ENGINE)]] = True
+
+    backward = following(begin[of_run == ENGINE], begin, count)
+    in_time = forward & (backward <= following(begin[of_run == OPTIMIZER], begin, count))
+    trains |= in_time & (backward < following(begin[forward], begin, count)) & (backward < count)
+    sizes = lives.bytes[made].astype(np.float64)
+    total = np.bincount(of_block, sizes, len(begin))
+    stays = freed > np.minimum(backward[of_block], count - 1)
+    kept = np.bincount(of_block[stays], sizes[stays], len(begin))
+    trains |= in_time & (kept > _KEPT * np.maximum(total, 1))
+    return trains
+
+
+def following(positions: I64, after: I64, none: int) -> I64:
+    """The first of these rising positions behind each other one; `none`: there is none."""
+    found: I64 = np.append(positions, none)[np.searchsorted(positions, after, side="right")]
+    return found
+
+
 def timeline(activity: I64, lives: Blocks, before: int) -> Timeline:
     """Cuts the events from `before` on into runs and intervals."""
     count = len(activity)
@@ -152,12 +188,7 @@ def timeline(activity: I64, lives: Blocks, before: int) -> Timeline:
     run[before:] = np.repeat(np.arange(len(begin)), end - begin)
     of_run = group[begin]
 
-    trains = np.zeros(len(begin), np.bool_)
-    by_engine = (lives.freed < count) & (lives.made >= before)
-    by_engine[by_engine] = group[lives.freed[by_engine]] == ENGINE
-    by_engine &= group[lives.made] == FORWARD
-    trains[run[lives.made[by_engine]]] = True
-
+    trains = _trains(group, lives, run, begin, of_run)
     interval_of_run = np.zeros(len(begin), np.int64)
     kind: list[int] = []
     kept_from: list[int] = []
