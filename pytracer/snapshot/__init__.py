@@ -1,7 +1,8 @@
 """Reads memory snapshots of torch (`torch.cuda.memory._dump_snapshot`) as a Trace.
 
 csrc/core/pickle.h reads the file and executes nothing. `importing` makes events of it, `stacks` says
-what the frames show, `timeline` what the program was doing, and `evidence` what each block is for.
+what the frames show, `timeline` what the program was doing, and `evidence` what each block is for:
+rules that look at the columns of `facts`.
 """
 
 import os

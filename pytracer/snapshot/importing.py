@@ -413,11 +413,28 @@ class Import:
         meta: dict[str, Any] = {
             "imported": "pytracer" if self.ours else "memory_snapshot",
             "allocator_settings": dict(self.columns["settings"]),
+            "lacks": self._lacks(),
             "counters": {"end": end},
         }
         if isinstance(self.ours.get("directory"), str):
             meta["directory"] = self.ours["directory"]
         return meta
+
+    def _lacks(self) -> list[str]:
+        """What the file would need to tell more, the most important first."""
+        if self.ours:
+            return []
+        entries, blocks = self.entries, self._active_blocks()
+        is_free = np.isin(entries.action, (ACTION["free_requested"], _FREE_COMPLETED))
+        seeds = self._seeds()
+        says = {
+            "history": len(entries) == 0,
+            "stacks": not (entries.stack.any() or blocks.stack.any()),
+            "ring": bool((seeds.stack != 0).any()),
+            "beginning": bool((seeds.bytes[seeds.stack == 0] > 0).any()),
+            "frees": bool(is_free.any()) and not entries.stack[is_free].any(),
+        }
+        return [name for name, lacks in says.items() if lacks]
 
     def _requested(self, device: int) -> int:
         """Returns the requested bytes in use. Older versions of torch write no sum per segment."""
