@@ -197,6 +197,7 @@ class Meta(NamedTuple):
     """The document's fields."""
 
     imported: str  # "memory_snapshot" or "pytracer"; empty for a recording
+    lacks: tuple[str, ...]  # what a memory snapshot would need: "stacks", "ring", ...
     command: str
     directory: str
     host: str
@@ -247,6 +248,7 @@ def read(document: Mapping[str, Any]) -> Meta:
     get = document.get
     return Meta(
         imported=_text(get("imported")),
+        lacks=_each(str, get("lacks")),
         command=_text(get("command")),
         directory=_text(get("directory")),
         host=_text(get("host")),

@@ -167,14 +167,27 @@ def _rows_are_of(now: _Situation, position: int) -> bool:
     return device == now.peak.device and np.array_equal(there, now.at_peak)
 
 
+# What a memory snapshot lacks, and what would have recorded it.
+_ENABLE = {
+    "history": "it has no history; enable it with `torch.cuda.memory._record_memory_history()` "
+    "before the model is made",
+    "stacks": 'it has no stacks; enable them with `_record_memory_history(stacks="python")`',
+    "ring": "its history was full and lost the beginning; enable a longer one with "
+    "`_record_memory_history(max_entries=1_000_000)`",
+    "beginning": "its history begins after they were made; enable it with "
+    "`_record_memory_history()` before the model is made",
+    "frees": 'its frees have no stacks; enable them with `_record_memory_history(context="all")`',
+}
+
+
 def _unknown(now: _Situation) -> Iterator[Hint]:
     if now.share("unknown") > 0.01:
         amount = now.peak.by_category["unknown"]
         if meta.of(now.trace).imported:
+            lacks = [_ENABLE[name] for name in meta.of(now.trace).lacks if name in _ENABLE]
+            more = lacks[0] if lacks else "record with `with pytracer.trace():` to see it"
             yield Hint(
-                f"A memory snapshot does not show the purpose of {size_text(amount)}: record with "
-                "`with pytracer.trace():` to see it.",
-                amount,
+                f"This snapshot does not show the purpose of {size_text(amount)}: {more}.", amount
             )
             return
         yield Hint(

@@ -119,7 +119,7 @@ def categories(trace: Trace) -> Categories:
     out = Categories(np.zeros(count, np.uint8), np.zeros(count, np.uint32), facts.label.copy())
     label_role = _label_roles(trace, facts)
 
-    if meta.of(trace).imported == "pytracer":  # it was decided when that file was written
+    if meta.of(trace).imported:  # pytracer/snapshot/evidence.py has decided
         for name in CATEGORIES[1:]:
             out.choose(facts.labelled(name), name, label_role)
         return out

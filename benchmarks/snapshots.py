@@ -1,0 +1,328 @@
+"""Records programs with pytracer and as memory snapshots of torch at once, and compares each block.
+
+    python benchmarks/snapshots.py --out benchmarks/results    # needs a GPU
+    python benchmarks/snapshots.py --out FOLDER --keep FOLDER  # also keeps what was recorded
+
+The trace knows what each block is for. `pytracer.load()` of the snapshot has to find that out. Each
+program runs twice, with Python's frames and with all frames; less is then made of each snapshot:
+
+- whole: everything was recorded
+- ring: only the last part of the history is left
+- built: the history begins with the first forward, and older blocks have no frames
+- late: the same, after the first step
+- oom: written at the peak of the first step, as when memory runs out
+- alloc: frees have no frames (context="alloc")
+"""
+
+import argparse
+import gc
+import gzip
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import slug  # noqa: E402
+
+STACKS = ("python", "all")
+VARIANTS = ("whole", "ring", "built", "late", "oom", "alloc")
+RING = 0.4  # the part of the history that is left
+LONGEST = 240  # seconds for one program
+AT_ONCE = 6
+
+# ---------------------------------------------------------------- less of a snapshot
+
+
+def variant(snapshot: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The snapshot as torch would have written it, had it recorded less. The first device counts."""
+    entries = snapshot["device_traces"][0]
+    if kind == "whole":
+        return snapshot
+    if kind == "alloc":
+        kept = [{**entry, "frames": []} if _is_free(entry) else entry for entry in entries]
+        return _with(snapshot, kept)
+    if kind == "ring":
+        return _with(snapshot, entries[-int(len(entries) * RING) :])
+    if kind == "oom":
+        return _stopped(snapshot, _first_step(snapshot))
+    begin = _first_forward(entries) if kind == "built" else _first_step(snapshot)
+    kept = [entry for entry in entries if entry["time_us"] > begin]
+    made = {entry["addr"] for entry in kept if entry["action"] == "alloc"}
+    segments = [
+        {**segment, "blocks": [_aged(block, made) for block in segment["blocks"]]}
+        for segment in snapshot["segments"]
+    ]
+    notes = [note for note in snapshot["external_annotations"] if note["time_us"] > begin]
+    return {**_with(snapshot, kept), "segments": segments, "external_annotations": notes}
+
+
+def _stopped(snapshot: dict[str, Any], until: int) -> dict[str, Any]:
+    """The snapshot as it was at the most requested bytes before a time."""
+    entries = snapshot["device_traces"][0]
+    level, most, last = 0, 0, 0
+    for at, entry in enumerate(entries):
+        if entry["time_us"] > until:
+            break
+        if entry["action"] in ("alloc", "free_completed"):
+            level += entry["size"] if entry["action"] == "alloc" else -entry["size"]
+        if level > most:
+            most, last = level, at + 1
+    alive: dict[int, dict[str, Any]] = {}
+    for entry in entries[:last]:
+        if entry["action"] == "alloc":
+            alive[entry["addr"]] = entry
+        elif entry["action"] == "free_completed":
+            alive.pop(entry["addr"], None)
+    notes = [note for note in snapshot["external_annotations"] if note["time_us"] <= until]
+    segments = [_segment(entry) for entry in alive.values()]
+    return {**_with(snapshot, entries[:last]), "segments": segments, "external_annotations": notes}
+
+
+def _segment(entry: dict[str, Any]) -> dict[str, Any]:
+    """A segment of one block."""
+    size = entry["size"]
+    block = {"address": entry["addr"], "size": size, "requested_size": size}
+    block |= {"state": "active_allocated", "frames": entry["frames"]}
+    sizes = dict.fromkeys(("total_size", "allocated_size", "active_size", "requested_size"), size)
+    place = {"device": 0, "address": entry["addr"], "stream": entry["stream"], "blocks": [block]}
+    return {**place, **sizes}
+
+
+def _first_forward(entries: list[dict[str, Any]]) -> int:
+    """The time before the first call of a module."""
+    for entry in entries:
+        if any(frame["name"].endswith("_call_impl") for frame in entry["frames"]):
+            return int(entry["time_us"]) - 1
+    return 0
+
+
+def _first_step(snapshot: dict[str, Any]) -> int:
+    """The time at which the first step of an optimizer ends; without one, a third of the history."""
+    entries = snapshot["device_traces"][0]
+    for note in snapshot["external_annotations"]:
+        if note["stage"] == "END" and note["name"].startswith("Optimizer.step"):
+            return int(note["time_us"])
+    return int(entries[len(entries) // 3]["time_us"])
+
+
+def _is_free(entry: dict[str, Any]) -> bool:
+    return str(entry["action"]).startswith("free")
+
+
+def _with(snapshot: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
+    return {**snapshot, "device_traces": [entries, *snapshot["device_traces"][1:]]}
+
+
+def _aged(block: dict[str, Any], made: set[int]) -> dict[str, Any]:
+    return block if block["address"] in made else {**block, "frames": []}
+
+
+# ---------------------------------------------------------------- the comparison
+
+
+def compared(truth: Any, snapshot: Any, kind: str = "whole") -> dict[str, Any]:
+    """Shares of bytes whose category the snapshot shows right, not at all, or wrong.
+
+    Args:
+        truth: the trace of pytracer.
+        snapshot: the snapshot of the same run, loaded.
+        kind: its variant.
+    """
+    from pytracer.analysis.facts import usage
+    from pytracer.analysis.facts.allocations import allocations
+    from pytracer.schema import CATEGORIES
+
+    found, device = allocations(snapshot.data), usage.devices(snapshot.data)[0]
+    of_truth = _matched(allocations(truth.data), found, -1 if kind != "oom" else 0)
+    at_peak = usage.alive(snapshot.data, "peak", device)
+    rows: dict[str, Any] = {}
+    for name, chosen in (("peak", at_peak), ("events", np.ones(len(found), np.bool_))):
+        pairs: Counter[tuple[str, str]] = Counter()
+        lost = 0
+        for row in np.flatnonzero(chosen).tolist():
+            size = int(found.requested_bytes[row])
+            if of_truth[row] < 0:
+                lost += size
+                continue
+            pair = CATEGORIES[of_truth[row]], CATEGORIES[found.category[row]]
+            pairs[pair] += size
+        rows[name] = {**_shares(pairs), "lost": lost}
+    return rows
+
+
+def _shares(pairs: Counter[tuple[str, str]]) -> dict[str, Any]:
+    """The shares of all bytes that the trace has a category for."""
+    known = {pair: size for pair, size in pairs.items() if pair[0] != "unknown"}
+    total = max(sum(known.values()), 1)
+    right = sum(size for (one, other), size in known.items() if one == other)
+    silent = sum(size for (_, other), size in known.items() if other == "unknown")
+    confused = sorted(
+        ((f"{one} > {other}", size) for (one, other), size in known.items() if one != other),
+        key=lambda pair: -pair[1],
+    )
+    return {
+        "bytes": total,
+        "right": round(right / total, 4),
+        "unknown": round(silent / total, 4),
+        "wrong": round((total - right - silent) / total, 4),
+        "confused": dict(confused[:6]),
+    }
+
+
+def _matched(truth: Any, found: Any, first: int) -> Any:
+    """Each block's category by the trace, -1 if the trace lacks the block.
+
+    Both saw the same allocations. If they end together, the last block of an address is the last in
+    both (`first` is -1); if they begin together, the first is (0).
+    """
+    by_address: dict[tuple[int, int], list[int]] = {}
+    for row in _in_order(truth):
+        key = int(truth.address[row]), int(truth.requested_bytes[row])
+        by_address.setdefault(key, []).append(int(truth.category[row]))
+    category = np.full(len(found), -1, np.int64)
+    rows = list(_in_order(found))
+    for row in reversed(rows) if first else rows:
+        key = int(found.address[row]), int(found.requested_bytes[row])
+        if by_address.get(key):
+            category[row] = by_address[key].pop(first)
+    return category
+
+
+def _in_order(blocks: Any) -> Iterator[int]:
+    yield from np.argsort(blocks.start, kind="stable").tolist()
+
+
+def table(truth: Any, snapshot: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The comparison for each variant of a snapshot."""
+    import pytracer
+
+    rows = {}
+    for kind in VARIANTS:
+        path = folder / "less.pickle"
+        path.write_bytes(pickle.dumps(variant(snapshot, kind), protocol=4))
+        rows[kind] = compared(truth, pytracer.load(path), kind)
+    return rows
+
+
+# ---------------------------------------------------------------- how they run
+
+
+def both(name: str, stacks: str, keep: Path | None) -> dict[str, Any]:
+    """Runs a program on the GPU, recorded both ways."""
+    import torch
+
+    import pytracer
+    from benchmarks.snapshot_programs import PROGRAMS
+
+    memory = torch.cuda.memory
+    torch.zeros(1, device="cuda")  # the first use of the device belongs to neither
+    memory._record_memory_history(max_entries=1_000_000, stacks=stacks)
+    with pytracer.trace(devices="cuda", table=False) as t:
+        held = PROGRAMS[name]("cuda")
+        gc.collect()
+        torch.cuda.synchronize()
+        snapshot = memory._snapshot()
+    del held
+    memory._record_memory_history(enabled=None)
+    if keep is not None:
+        stem = slug(name)
+        t.save(keep / f"{stem}-{stacks}.pytrace", overwrite=True)
+        with gzip.open(keep / f"{stem}-{stacks}.pickle.gz", "wb", 6) as file:
+            pickle.dump(snapshot, file, protocol=4)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = table(t, snapshot, Path(folder))
+    return {"device": torch.cuda.get_device_name(), "entries": _entries(snapshot), **rows}
+
+
+def _entries(snapshot: dict[str, Any]) -> int:
+    return len(snapshot["device_traces"][0])
+
+
+def _alone(name: str, stacks: str, keep: Path | None) -> dict[str, Any]:
+    """Runs this file for one program in a process of its own."""
+    command = [sys.executable, __file__, "--program", name, "--stacks", stacks]
+    command += ["--keep", str(keep)] if keep else []
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": f"took more than {LONGEST} s"}
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith("{"):
+            result: dict[str, Any] = json.loads(line)
+            return result
+    return {"error": done.stderr[-2000:]}
+
+
+def main() -> int:
+    """Runs all programs, or one; prints a line for each and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--keep", type=Path, help="also keep traces and snapshots in this folder")
+    parser.add_argument("--program", help="only this one, in this process")
+    parser.add_argument("--stacks", choices=STACKS, default="python")
+    given = parser.parse_args()
+    if given.keep:
+        given.keep.mkdir(parents=True, exist_ok=True)
+    if given.program:
+        try:
+            answer = both(given.program, given.stacks, given.keep)
+        except Exception:
+            answer = {"error": traceback.format_exc()[-2000:]}
+        print(json.dumps(answer))
+        return 0
+    import torch
+
+    from benchmarks.snapshot_programs import PROGRAMS
+
+    rows: dict[str, Any] = {name: {} for name in PROGRAMS}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        jobs = {
+            pool.submit(_alone, name, stacks, given.keep): (name, stacks)
+            for name in PROGRAMS
+            for stacks in STACKS
+        }
+        for job in as_completed(jobs):
+            name, stacks = jobs[job]
+            rows[name][stacks] = job.result()
+            print(name, stacks, _line(job.result()), flush=True)
+    device = torch.cuda.get_device_name()
+    result = {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "device": device,
+        "torch": torch.__version__,
+        "programs": rows,
+    }
+    given.out.mkdir(parents=True, exist_ok=True)
+    path = given.out / f"snapshots-{slug(device)}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(path)
+    return 0
+
+
+def _line(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return str(row["error"])[-300:]
+    return ", ".join(
+        f"{kind} {row[kind][at]['right']:.1%} right {row[kind][at]['wrong']:.1%} wrong at {at}"
+        for kind in VARIANTS
+        for at in ("peak", "events")
+    )
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.exit(main())
