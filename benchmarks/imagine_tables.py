@@ -42,11 +42,10 @@ def _row(name: str, ways: Document) -> list[str]:
 def _errors(real: Document, imagined: Document) -> list[str]:
     """The errors of the peak and of reserved bytes: one number, or what they are between."""
     cells = []
-    for what, most in (("requested", "peak_at_most"), ("reserved", "reserved_at_most")):
-        low = imagined[what] / real[what] - 1
+    for what in ("requested", "reserved"):
+        low, high = (end / real[what] - 1 for end in imagined["between"][what])
         cell = f"{low:+.3%}"
-        if imagined.get(most):
-            high = imagined[most] / real[what] - 1
+        if high > low:
             holds = low <= _EXACT and high >= -_EXACT
             cell += f" to {high:+.1%}{'' if holds else ', outside'}"
         cells.append(cell)

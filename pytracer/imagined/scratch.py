@@ -181,6 +181,7 @@ _CONTIGUOUS: dict[Any, tuple[int, ...]] = {
     aten._log_softmax.default: (0,),
     aten._log_softmax_backward_data.default: (0, 1),
     aten.embedding_dense_backward.default: (0,),
+    aten._embedding_bag_backward.default: (0,),
     aten.max_pool2d_with_indices.default: (0,),
     aten.max_pool2d_with_indices_backward.default: (0, 1),
     aten.avg_pool2d.default: (0,),
