@@ -236,9 +236,9 @@ def of_layers(trace: Trace, device: str, layers: Iterable[str]) -> Plan | None:
     return Plan(chosen, work.peak(chosen), None, work.time_ratio(chosen), fits=True)
 
 
-def code_in(trace: Trace, plan: Plan) -> str:
-    """The code of a plan for the models of this trace."""
-    return code_of(plan.modules, meta.of(trace).roots)
+def code_in(trace: Trace, modules: Iterable[str]) -> str:
+    """Code that checkpoints these modules of this trace's models."""
+    return code_of(map(in_code, modules), meta.of(trace).roots)
 
 
 def _frontier(plans: Iterable[Plan]) -> Iterator[Plan]:
@@ -547,7 +547,7 @@ class _Work:
         """
         node = self.tree.node[self.moments.made_scope]
         named = scopes.scopes_named(self.trace, lambda text: text.startswith(_LINEAR_NODE))
-        left = self.own & named[node] & (node != self.tree.node[self.moments.freed_scope])
+        left = self.looked_at & named[node] & (node != self.tree.node[self.moments.freed_scope])
         results: dict[int, list[int]] = {}
         for k in np.flatnonzero(left).tolist():
             results.setdefault(int(node[k]), []).append(k)

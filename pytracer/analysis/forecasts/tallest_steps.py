@@ -10,7 +10,7 @@ from pytracer.analysis.facts.allocations import allocations
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import I32, I64, Mask
 
-_MOST_STEPS = 12  # of different ones
+_MOST_STEPS = 6  # of different ones
 
 
 @dataclass(frozen=True)
