@@ -290,7 +290,8 @@ class Views:
         """Returns every change that lowers the peak by a hundredth, mistakes first.
 
         `saves` and `peak_after` are what a replay of the trace's requests with that change shows;
-        NA where no replay shows it. `attrs["peak_after_all"]` is the peak after all mistakes and
+        NA where no replay shows it. `enough` says whether a change makes room for the allocation that
+        failed, if one did. `attrs["peak_after_all"]` is the peak after all mistakes and
         free savings together, which is not the sum of them.
         """
         from pytracer import frames
@@ -301,7 +302,7 @@ class Views:
         columns = [name for name in changes.Change.__dataclass_fields__ if name != "edit"]
         rows = changes.changes(self.data, device)
         frame = frames.of_rows(rows, columns)
-        frame = frame.astype({"saves": "Int64", "peak_after": "Int64"})
+        frame = frame.astype({"saves": "Int64", "peak_after": "Int64", "enough": "boolean"})
         frame.attrs["peak_after_all"] = changes.together(self.data, device) if rows else None
         return frame
 

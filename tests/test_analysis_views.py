@@ -13,6 +13,7 @@ import pytracer
 from pytracer import errors
 from pytracer.analysis.answers import breakdown, hints, recording_quality, training_steps
 from pytracer.analysis.facts import allocations, owners, timelines, usage
+from pytracer.analysis.forecasts import changes
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import ACTION, CATEGORY_ORDER
 from tests.trace_builder import TraceBuilder, training_step
@@ -283,22 +284,22 @@ def test_frees_of_what_was_there_before_are_no_alarm() -> None:
 
 
 def hint_of(trace: Trace) -> str:
-    found = hints.hint(trace)
-    return found.text if found else ""
+    found = changes.changes(trace, usage.main_device(trace))
+    return found[0].change if found else ""
 
 
 @pytest.mark.parametrize(
     ("frameworks", "words"),
     [
-        ([], "torch.utils.checkpoint on them saves"),
-        (["accelerate.Accelerator"], "torch.utils.checkpoint on them saves"),
+        ([], "torch.utils.checkpoint on them keeps only"),
+        (["accelerate.Accelerator"], "torch.utils.checkpoint on them keeps only"),
         (
             ["transformers.Trainer", "accelerate.Accelerator", "transformers.PreTrainedModel"],
-            "gradient_checkpointing=True in TrainingArguments saves",
+            "gradient_checkpointing=True in TrainingArguments keeps only",
         ),
         (
             ["accelerate.Accelerator", "transformers.PreTrainedModel"],
-            "model.gradient_checkpointing_enable() saves",
+            "model.gradient_checkpointing_enable() keeps only",
         ),
     ],
 )
@@ -319,7 +320,7 @@ def test_a_hint_uses_the_words_of_the_framework(frameworks: list[str], words: st
 def test_the_last_failure_is_named_and_the_rows_only_if_they_are_of_it(
     device: str, freed: bool, agree: bool
 ) -> None:
-    """The rows are of the peak. The hint refers to them only if the same blocks were alive then."""
+    """The rows are of the peak. The note refers to them only if the same blocks were alive then."""
     b = TraceBuilder()
     b.oom(7 << 30)  # the program got over this one
     b.seed(10, device="cuda:0")
@@ -328,8 +329,8 @@ def test_the_last_failure_is_named_and_the_rows_only_if_they_are_of_it(
         b.free(block)
     b.oom(9 << 30, device=device)
     rows = "; the rows show who held the memory" if agree else ""
-    found = hints.hint(b.trace(), "cpu")
-    assert found == hints.Hint(f"An allocation of 9.00 GiB failed{rows}.", 9 << 30)
+    (note,) = hints.notes(b.trace(), "cpu")
+    assert note == f"An allocation of 9.00 GiB failed{rows}."
 
 
 def test_growing_memory_is_the_first_thing_to_say() -> None:

@@ -12,7 +12,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from pytracer import errors, load, trace
-from pytracer.analysis.forecasts.checkpoint_plans import _Work
+from pytracer.analysis.forecasts.checkpoint_plans import _Work, of_layers
+from pytracer.analysis.forecasts.tallest_steps import tallest_steps
 from tests.trace_builder import TraceBuilder
 
 DATA = Path(__file__).parent / "data"
@@ -318,3 +319,24 @@ def test_a_trace_without_a_backward_gets_one_clear_line() -> None:
 
 def test_layers_of_a_stack_are_candidates_and_not_what_is_inside_of_them() -> None:
     assert set(_Work(transformer().data, "cpu").units) == {f"h.{i}" for i in range(5)}
+
+
+@pytest.mark.parametrize("varies", [True, False])
+def test_a_plan_of_layers_is_that_of_all_steps(varies: bool) -> None:
+    """Only the steps with the highest peaks are replayed, and one of those that are alike."""
+    torch.manual_seed(0)
+    model = Stack(4, 32)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with trace(model, optimizer, devices="cpu", table=False) as t:
+        for _ in range(30):
+            for _ in range(2):  # gradients accumulate
+                rows = int(torch.randint(8, 256, ())) if varies else 64
+                model(torch.randn(rows, 32)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    layers = tuple(f"h.{number}" for number in range(4))
+    found, work = of_layers(t.data, "cpu", layers), _Work(t.data, "cpu")
+    assert found is not None
+    assert found.peak == work.peak(layers)
+    assert found.time_ratio == pytest.approx(work.time_ratio(layers))
+    assert len(tallest_steps(t.data, "cpu")) < 31 / 2

@@ -799,7 +799,7 @@ def test_no_grad_is_not_said_to_save_what_the_op_at_the_peak_reads_in_any_case()
     row = rows_of(t)["evaluation"]
     assert row["bytes"] == 64 * 1024 * 4
     assert row["at_peak"] == 0
-    assert "hint" not in t.table()
+    assert "mistake" not in t.table()
 
 
 def test_a_step_that_is_skipped_is_not_only_told_to_use_no_grad() -> None:

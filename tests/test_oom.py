@@ -9,6 +9,8 @@ import torch
 import pytracer
 from pytracer import trace
 from pytracer.analysis.answers import postmortem
+from pytracer.analysis.forecasts import changes
+from pytracer.export import advice_text
 from pytracer.export.postmortem import render
 from tests.trace_builder import TraceBuilder
 
@@ -232,23 +234,21 @@ def test_what_was_missing_is_what_the_driver_could_not_give() -> None:
     assert failed.place.line == "train.py:11"
 
 
-def test_of_the_changes_that_are_enough_the_smallest_comes_first() -> None:
+def test_a_change_says_whether_it_makes_room_for_what_failed() -> None:
     trace_ = a_full_device().trace()
-    failed = postmortem.failure(trace_)
-    assert failed is not None
-    found = postmortem.changes(trace_, failed)
-    enough = [change for change in found if change.fits]
-    assert found[: len(enough)] == enough
-    assert [change.bytes for change in enough] == sorted(change.bytes for change in enough)
-    assert all(change.bytes >= 16 * MIB for change in enough)
-    by_text = {change.text: change for change in found}
+    found = changes.changes(trace_, "cuda:0")
+    by_text = {" ".join(row.change.split()[:5]): row for row in found}
     # 68 MiB of activations, 4 of inputs and the 16 asked for: 5.5 MiB for each of 16 samples.
-    batch = by_text["a batch of 13 instead of 16"]
-    assert batch.fits
-    assert batch.bytes == 88 * MIB * 3 // 16
-    assert by_text["torch.utils.checkpoint on the 4 modules h.*"].bytes == 51 * MIB
+    batch = by_text["A batch of 13 instead"]
+    assert batch.enough
+    assert batch.saves == 72 * MIB * 3 // 16
+    # Each layer has one block, which is its result: a checkpoint frees none of them.
+    assert "The 4 modules h.* hold" not in by_text
     # No setting makes 108 MiB fit into 100: so none is advised.
     assert not any("PYTORCH_ALLOC_CONF" in text for text in by_text)
+    page = render(trace_)
+    assert " ".join(advice_text.said(batch).split()) in " ".join(page.split())
+    assert "Enough for what failed." in " ".join(page.split())
 
 
 def a_request_in_forward(op: str) -> set[str]:
@@ -264,15 +264,15 @@ def a_request_in_forward(op: str) -> set[str]:
     failed = postmortem.failure(trace_)
     assert failed is not None
     assert failed.moment.phase == "forward"
-    return {change.text for change in postmortem.changes(trace_, failed)}
+    return {row.change for row in changes.changes(trace_, "cpu")}
 
 
 def test_a_smaller_batch_is_no_help_against_what_has_nothing_to_do_with_it() -> None:
-    smaller = "a batch of 8 instead of 16"
-    assert smaller in a_request_in_forward("aten::log_softmax")
-    alone = a_request_in_forward("aten::empty")
-    assert smaller not in alone
-    assert "half of the request at a time, at train.py:30, if half fits" in alone
+    smaller = "A batch of 8 instead of 16"
+    found = {row for row in a_request_in_forward("aten::log_softmax") if smaller in row}
+    assert len(found) == 1
+    pieces = "The request that failed is 1.00 GiB, at train.py:30: work on it in pieces."
+    assert pieces in a_request_in_forward("aten::empty")
 
 
 def test_a_request_too_large_to_be_recorded_is_no_exact_number_and_is_not_halved() -> None:
@@ -280,12 +280,12 @@ def test_a_request_too_large_to_be_recorded_is_no_exact_number_and_is_not_halved
         b = TraceBuilder()
         with b.op("aten::empty", at=("/home/user/train.py:30",)):
             b.oom(asked)
-        return render(b.trace())
+        return " ".join(render(b.trace()).split())
 
-    assert "asked     at least 256 TiB for aten::empty" in page((1 << 48) - 1)
-    assert "half of" not in page((1 << 48) - 1)
-    assert "asked     128 TiB for aten::empty" in page(1 << 47)
-    assert "half of" in page(1 << 47)
+    assert "asked at least 256 TiB for aten::empty" in page((1 << 48) - 1)
+    assert "in pieces" not in page((1 << 48) - 1)
+    assert "asked 128 TiB for aten::empty" in page(1 << 47)
+    assert "in pieces" in page(1 << 47)
 
 
 def test_a_page_of_later_steps_says_what_it_cannot_know_on_the_cpu_only() -> None:

@@ -19,7 +19,7 @@ from pytracer.analysis.allocator import (
     settings as allocator_settings,
     steps as steps_of,
 )
-from pytracer.analysis.answers import postmortem
+from pytracer.analysis.forecasts import changes
 from pytracer.cli import main
 from pytracer.export import fits_text
 from pytracer.reading import LoadedTrace
@@ -366,9 +366,7 @@ def pieces(settings: str = "") -> TraceBuilder:
 
 def advised(b: TraceBuilder) -> list[str]:
     trace = b.trace()
-    failed = postmortem.failure(trace)
-    assert failed is not None
-    texts = [change.text for change in postmortem.changes(trace, failed)]
+    texts = [row.change.partition(" ")[0] for row in changes.changes(trace, "cuda:0")]
     return [text for text in texts if text.startswith("PYTORCH_ALLOC_CONF")]
 
 

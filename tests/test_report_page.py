@@ -15,10 +15,11 @@ import pytest
 from benchmarks.report import irregular
 from programs.notebook_hosts import COLAB, VS_CODE, put_in_by_a_script
 from pytracer import LoadedTrace, load
-from pytracer.analysis.answers import findings, hints
+from pytracer.analysis.answers import findings
 from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.export import packed, report
+from pytracer.analysis.forecasts import changes
+from pytracer.export import advice_text, packed, report
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_COLORS
 from pytracer.units import size_text
@@ -338,13 +339,16 @@ def test_of_a_sampled_trace_the_page_says_so_and_the_peak_is_exact(
 # ---------------------------------------------------------------- from a growth to its line
 
 
-def test_the_hint_is_one_line_below_the_controls(growing: Shown) -> None:
-    """A click on its button leads to all of it; `code` stands in code elements."""
-    hint = hints.hint(growing_trace())
-    assert hint is not None
+def first_change(trace: Trace) -> str:
+    return advice_text.said(changes.changes(trace, "cpu")[0])
+
+
+def test_the_first_change_is_one_line_below_the_controls(growing: Shown) -> None:
+    """A click on its button leads to all of them; `code` stands in code elements."""
+    said = first_change(growing_trace())
     advice = growing.tab.locator(".advice")
-    assert advice.locator(".sentence").get_attribute("title") == hint.text
-    assert advice.locator(".sentence").inner_text() == hint.text.replace("`", "")
+    assert advice.locator(".sentence").get_attribute("title") == said
+    assert advice.locator(".sentence").inner_text() == said.replace("`", "")
     assert advice.locator("code").first.inner_text() == "outputs"
     with window(growing, 1400, 900):
         box, charts = (growing.tab.locator(name).bounding_box() for name in (".advice", ".strip"))
@@ -355,19 +359,24 @@ def test_the_hint_is_one_line_below_the_controls(growing: Shown) -> None:
     assert growing.tab.locator("[role=tab][aria-selected=true]").inner_text() == "What to change"
 
 
-def test_a_finding_that_is_the_hint_is_said_once(growing: Shown) -> None:
+def test_a_finding_that_is_a_change_is_said_once(growing: Shown) -> None:
     panel = growing.show("books")
     (row,) = findings.findings(growing_trace())
-    text = panel.locator(".findings").inner_text()
+    text = panel.inner_text()
     assert text.count(row.evidence.replace("`", "").split(",")[0]) == 1
-    assert "hint:" not in text
+    assert panel.locator(".findings").count() == 0
     assert "`" not in text
 
 
-def test_a_hint_without_a_finding_is_among_what_to_change(recorded: Shown) -> None:
-    text = recorded.show("books").locator(".findings").inner_text()
-    assert "hint: The 4 modules blocks.*" in text
-    assert recorded.tab.locator(".advice").inner_text().startswith("hint:")
+def test_what_to_change_is_the_first_tab_with_code_to_paste(recorded: Shown) -> None:
+    trace = load(RECORDED).data
+    rows = changes.changes(trace, usage.main_device(trace))
+    assert recorded.tab.locator("[role=tab]").first.inner_text() == "What to change"
+    panel = recorded.show("books")
+    shown = panel.locator(".changes > li")
+    assert shown.count() == len(rows) > 0
+    assert panel.locator(".changes pre").all_inner_texts() == [row.code for row in rows if row.code]
+    assert recorded.tab.locator(".advice").inner_text().startswith(f"{rows[0].kind}:")
 
 
 def test_without_advice_there_is_no_line_for_it(tab: Any, tmp_path: Path) -> None:

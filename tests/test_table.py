@@ -51,8 +51,8 @@ peak 37.0 MiB on cpu   step 0, in backward, 54.0 us after the start
 modules   h.* 37.0 MiB
 lines     train.py:9 28.0 MiB, train.py:10 4 B
 a step    forward 41.0 us, backward 33.0 us, optimizer 5.00 us
-hint      The 4 modules h.* hold 20.0 MiB of activations: torch.utils.checkpoint
-          on them saves most of that for a second forward.
+trade     The 4 modules h.* hold 20.0 MiB of activations: torch.utils.checkpoint
+          on them keeps only their inputs.
 recorded  92 events, 50 scopes
 """)
 
@@ -125,7 +125,7 @@ def test_memory_ran_out() -> None:
     b = training(steps=1)
     with b.module("model"), b.op("aten::mm", grad=True):
         b.oom(10**12)
-    assert "hint      An allocation of 931 GiB failed.\n" in render(b.trace())
+    assert "note      An allocation of 931 GiB failed.\n" in render(b.trace())
 
 
 @pytest.mark.parametrize(

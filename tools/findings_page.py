@@ -19,7 +19,7 @@ from programs.conformance.programs import KEPT  # noqa: E402
 from programs.hints.kept import HEALTHY  # noqa: E402
 from programs.hints.one_step import ONE_STEP, traced  # noqa: E402
 from programs.hints.sick import SICK, Sick  # noqa: E402
-from pytracer.analysis.answers import hints  # noqa: E402
+from pytracer.analysis.forecasts import changes  # noqa: E402
 from tools.transparency_page import between  # noqa: E402
 
 PAGE = ROOT / "docs" / "findings.md"
@@ -29,8 +29,8 @@ def finding_of(sick: Sick) -> str:
     """The finding or the hint for a program with a mistake."""
     t = sick.run()
     if sick.kind == "hint":
-        hint = hints.hint(t.data)
-        return hint.text if hint else "nothing"
+        found = changes.changes(t.data, "cpu")
+        return found[0].change if found else "nothing"
     rows = t.findings().to_dict("records")
     return "; ".join(f"{row['evidence']}: {row['change']}" for row in rows) or "nothing"
 

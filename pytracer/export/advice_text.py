@@ -1,17 +1,50 @@
-"""The list of changes as text."""
+"""The list of changes as text. Every place that shows changes has its words from here."""
 
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
+from pytracer.analysis.facts import usage
 from pytracer.analysis.forecasts import changes
+from pytracer.analysis.forecasts.changes import Change
+from pytracer.recorded import Trace
 from pytracer.units import size_text
 
-_HEADS = {
+HEADS = {
     "mistake": "Mistakes",
     "free": "Free savings",
     "trade": "Savings at a price",
     "noticed": "Noticed, and not proved to be in vain",
 }
+_MOST = 3  # on the screen
+
+
+def saves(row: Change) -> str:
+    """The saving in words; "" if no replay shows it."""
+    return "" if row.saves is None else f"saves {size_text(row.saves)}"
+
+
+def body(row: Change) -> str:
+    """The change, its price, and whether it is enough for an allocation that failed."""
+    text = row.change
+    if row.kind != "noticed":
+        text += f" Price: {row.price}. Results: {row.numbers}."
+    enough = {True: "Enough", False: "Not enough"}
+    return text if row.enough is None else f"{text} {enough[row.enough]} for what failed."
+
+
+def said(row: Change) -> str:
+    """The change as one paragraph."""
+    return ": ".join(filter(None, (saves(row), body(row))))
+
+
+def best(trace: Trace, device: str) -> Iterator[tuple[str, str]]:
+    """The first changes, each with its kind, and how to see the others."""
+    found = changes.changes(trace, device)
+    for row in found[:_MOST]:
+        yield row.kind, ": ".join(filter(None, (saves(row), row.change)))
+    if len(found) > _MOST:
+        yield "more", f"{len(found) - _MOST} more: pytracer summary --advice, or t.advice()"
 
 
 def text(loaded: Any, width: int) -> str:
@@ -22,26 +55,30 @@ def text(loaded: Any, width: int) -> str:
     if not found:
         none = f"{lines[0]} No change is known that lowers it by a hundredth."
         return textwrap.fill(none, width)
-    for kind, head in _HEADS.items():
+    for kind, head in HEADS.items():
         rows = [one for one in found if one.kind == kind]
         lines += ["", head] if rows else []
         for row in rows:
             lines += _row(row, width)
-    after = changes.together(trace, peak.device)
-    if after < peak.bytes and len(found) > 1:
-        together = f"All mistakes and free savings together: the peak is {size_text(after)}."
-        lines += ["", *textwrap.wrap(together, width)]
+    if sentence := together(trace, peak.device):
+        lines += ["", *textwrap.wrap(sentence, width)]
     return "\n".join(lines)
 
 
-def _row(row: changes.Change, width: int) -> list[str]:
-    saves = "" if row.saves is None else f"saves {size_text(row.saves)}"
-    start = f"  {saves:<17}"
-    body = row.change
-    if row.kind != "noticed":
-        body += f" Price: {row.price}. Results: {row.numbers}."
+def together(trace: Trace, device: str) -> str:
+    """What all mistakes and free savings do together; "" if there is one change, or none."""
+    if len(changes.changes(trace, device)) < 2:
+        return ""
+    after = changes.together(trace, device)
+    if after < usage.peak(trace, device).bytes:
+        return f"All mistakes and free savings together: the peak is {size_text(after)}."
+    return ""
+
+
+def _row(row: Change, width: int) -> list[str]:
+    start = f"  {saves(row):<17}"
     indent = " " * len(start)
-    lines = textwrap.wrap(body, width, initial_indent=start, subsequent_indent=indent)
+    lines = textwrap.wrap(body(row), width, initial_indent=start, subsequent_indent=indent)
     if row.code:  # in lines of its own, so that it can be copied
         lines += ["", *textwrap.indent(row.code, "    ").splitlines()]
     return lines

@@ -1,19 +1,18 @@
 """A page about an allocation that failed: the request, the live memory, and changes that help."""
 
-import textwrap
 from collections.abc import Iterator
 
 from pytracer.analysis.answers import postmortem, training_steps
-from pytracer.analysis.answers.postmortem import Change, Failure, Held
+from pytracer.analysis.answers.postmortem import Failure, Held
 from pytracer.analysis.facts import owners
+from pytracer.analysis.forecasts import changes
+from pytracer.export import advice_text
 from pytracer.export.table import Paint, category_lines, cut_in_front, paragraph
 from pytracer.names import short_line
 from pytracer.recorded import Trace
 from pytracer.units import size_text, time_text
 
 _MARGIN = 10
-_MOST_CHANGES = 5
-_MOST_NEEDLESS = 3
 
 
 def render(trace: Trace, width: int = 80, *, color: bool = False) -> str:
@@ -27,8 +26,7 @@ def render(trace: Trace, width: int = 80, *, color: bool = False) -> str:
         *category_lines(failed.moment, width, Paint(color)),
         "",
         *_largest(postmortem.largest(trace, failed.alive), width),
-        *_needless(trace, failed, width),
-        *_changes(postmortem.changes(trace, failed), failed, width),
+        *_changes(trace, failed, width),
     ]
     return "\n".join(line.rstrip() for line in lines)
 
@@ -91,30 +89,11 @@ def _fitted(name: str, parts: list[str], line: str, room: int) -> str:
     return cut_in_front(text, room)
 
 
-def _needless(trace: Trace, failed: Failure, width: int) -> Iterator[str]:
-    rows = postmortem.needless(trace, failed)
-    for i, row in enumerate(rows[:_MOST_NEEDLESS]):
-        has_line = not row.line or row.line in row.evidence
-        line = "" if has_line else f" ({short_line(row.line)})"
-        text = f"{size_text(row.at_peak)}: {row.evidence}{line}."
-        yield from paragraph("needless" if i == 0 else "", text, width)
-
-
-def _changes(rows: list[Change], failed: Failure, width: int) -> Iterator[str]:
-    for i, row in enumerate(rows[:_MOST_CHANGES]):
-        title = "changes" if i == 0 else ""
-        amount = ("up to " if row.at_most else "") + size_text(row.bytes)
-        enough = {True: "enough", False: "not enough", None: ""}[row.fits]
-        if row.fits and row.at_most:
-            enough = "may be enough"
-        text = f"{row.text}: {amount}{', ' if enough else ''}{enough}"
-        yield from textwrap.wrap(
-            text,
-            width,
-            initial_indent=f"{title:<{_MARGIN}}",
-            subsequent_indent=" " * (_MARGIN + 2),
-            break_long_words=False,
-        )
+def _changes(trace: Trace, failed: Failure, width: int) -> Iterator[str]:
+    """The list of changes: the same as on the screen, to its end."""
+    rows = changes.changes(trace, failed.moment.device)
+    for row in rows:
+        yield from paragraph(row.kind, advice_text.said(row), width)
     if rows and failed.missing is None:
         yield from paragraph(
             "", "The CPU's allocator does not report how many bytes are missing.", width

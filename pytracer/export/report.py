@@ -32,8 +32,9 @@ from pytracer.analysis.answers import (
 from pytracer.analysis.answers.situation import Finding
 from pytracer.analysis.facts import devices, grouping, owners, usage
 from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.forecasts import changes
 from pytracer.cost import table as cost_table
-from pytracer.export import html, packed, series
+from pytracer.export import advice_text, html, packed, series
 from pytracer.files import write_whole
 from pytracer.recorded import Trace
 from pytracer.schema import ACTION, CATEGORY_COLORS, CATEGORY_ORDER, PHASES
@@ -259,7 +260,8 @@ def _failures(trace: Trace, device: str) -> list[dict[str, int]]:
 
 
 def _books(trace: Trace, device: str, pack: packed.Packed) -> dict[str, Any]:
-    hint = hints.hint(trace, device)
+    found = findings.findings(trace, device)
+    texts = [hints.said(row) for row in found]
     return {
         "ledgers": [_ledger(ledger.ledger(trace, at, device)) for at in ("end", "peak")],
         "parameters": breakdown.parameters(trace, device),
@@ -267,11 +269,22 @@ def _books(trace: Trace, device: str, pack: packed.Packed) -> dict[str, Any]:
             {key: _number(value) for key, value in vars(row).items()}
             for row in breakdown.parameter_rows(trace, device)
         ],
-        "findings": [
-            _finding(row, number, pack)
-            for number, row in enumerate(findings.findings(trace, device))
-        ],
-        "hint": html.without_folders(hint.text) if hint else "",
+        "findings": [_finding(row, number, pack) for number, row in enumerate(found)],
+        "notes": [html.without_folders(note) for note in hints.notes(trace, device)],
+        "advice": [_change(row, texts) for row in changes.changes(trace, device)],
+        "together": advice_text.together(trace, device),
+    }
+
+
+def _change(row: changes.Change, findings_said: list[str]) -> dict[str, Any]:
+    """A change in the words of every other place that shows it."""
+    return {
+        "kind": row.kind,
+        "head": advice_text.HEADS[row.kind],
+        "saves": row.saves,
+        "said": html.without_folders(advice_text.said(row)),
+        "code": row.code,
+        "finding": findings_said.index(row.change) if row.change in findings_said else None,
     }
 
 

@@ -1,4 +1,4 @@
-"""The screen: the memory at the peak, as about a dozen lines of text."""
+"""The screen: the memory at the peak, and the best changes, as some lines of text."""
 
 import os
 import shutil
@@ -10,13 +10,14 @@ from typing import TextIO
 from pytracer import health
 from pytracer.analysis.answers.overview import Overview, overview
 from pytracer.analysis.facts.usage import Peak
+from pytracer.export import advice_text
 from pytracer.meta import Imagined
 from pytracer.names import short_line
 from pytracer.recorded import Trace
 from pytracer.schema import ALWAYS_SHOWN, CATEGORY, CATEGORY_TABLE
 from pytracer.units import size_text, time_text
 
-_MARGIN = 10  # width of "modules   ", "hint      ", ...
+_MARGIN = 10  # width of "modules   ", "mistake   ", ...
 _MOST_HOLDERS = 3
 
 _NO_STEPS = (
@@ -41,7 +42,7 @@ def render(trace: Trace, width: int = 80, *, color: bool = False, device: str | 
         *_allocator(now, width),
         *_kinds(now, width),
         *_times(now, width),
-        *_advice(now, width),
+        *_advice(trace, now, width),
         *_file(now, width),
         *_health(now, width),
         *_imagined(now, width),
@@ -207,9 +208,12 @@ def _listed(title: str, items: list[str], width: int) -> Iterator[str]:
         yield f"{head:<{_MARGIN}}{cut_in_front(line, width - _MARGIN)}"
 
 
-def _advice(now: Overview, width: int) -> Iterator[str]:
-    if now.hint is not None:
-        yield from paragraph("hint", now.hint.text, width)
+def _advice(trace: Trace, now: Overview, width: int) -> Iterator[str]:
+    """The best changes of the list, and how to see the others."""
+    for note in now.notes:
+        yield from paragraph("note", note, width)
+    for kind, text in advice_text.best(trace, now.peak.device):
+        yield from paragraph(kind, text, width)
 
 
 def _file(now: Overview, width: int) -> Iterator[str]:

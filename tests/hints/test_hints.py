@@ -16,7 +16,7 @@ from programs.hints.kept import HEALTHY
 from programs.hints.one_step import ONE_STEP, traced
 from programs.hints.sick import SICK
 from pytracer import trace
-from pytracer.analysis.answers import hints
+from pytracer.analysis.forecasts import changes
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "findings.md"
 
@@ -62,9 +62,8 @@ def test_exactly_the_mistake_is_found_with_its_variable_and_line(name: str) -> N
 def test_what_costs_nothing_to_save_is_the_hint_and_no_mistake(name: str) -> None:
     sick = SICK[name]
     t = sick.run()
-    found = hints.hint(t.data)
-    assert found is not None
-    assert [word for word in sick.words if word not in found.text] == []
+    first = changes.changes(t.data, "cpu")[0]
+    assert [word for word in sick.words if word not in first.change] == []
     assert len(t.findings()) == 0
 
 
@@ -84,10 +83,9 @@ def test_an_optimizer_without_a_fused_kernel_is_told_what_its_loop_saves(kind: A
         return t
 
     together, one_by_one = peak(foreach=True), peak(foreach=False)
-    found = hints.hint(together.data)
-    assert found is not None
-    assert f"{kind.__name__}(..., foreach=False)" in found.text
-    assert found.bytes == pytest.approx(together.peak.bytes - one_by_one.peak.bytes, rel=0.15)
+    first = changes.changes(together.data, "cpu")[0]
+    assert f"{kind.__name__}(..., foreach=False)" in first.change
+    assert first.saves == pytest.approx(together.peak.bytes - one_by_one.peak.bytes, rel=0.15)
     assert "foreach" not in str(one_by_one)
 
 
@@ -106,10 +104,9 @@ def test_the_first_hint_for_a_default_adamw_is_what_fused_saves() -> None:
         return t
 
     plain, fused = peak(fused=False), peak(fused=True)
-    found = hints.hint(plain.data)
-    assert found is not None
-    assert "fused=True" in found.text
-    assert found.bytes == plain.peak.bytes - fused.peak.bytes
+    first = changes.changes(plain.data, "cpu")[0]
+    assert "fused=True" in first.change
+    assert first.saves == plain.peak.bytes - fused.peak.bytes
     assert "fused" not in str(fused)
 
 

@@ -538,7 +538,7 @@ export class App {
     this.status.dataset.change = String(cursor.change);
   }
 
-  /** The hint in one line; a click leads to all of it. */
+  /** The first change in one line; a click leads to all of them. */
   private showAdvice(): void {
     const advice = books.firstAdvice(this.facts);
     this.advice.hidden = advice === null;
@@ -701,7 +701,7 @@ export class App {
     const show = (finding: Finding, number: number) => this.showFinding(finding, number);
     fill(
       this.panel,
-      books.findings(facts, show),
+      books.changes(facts, show),
       facts.answers.length ? h("h2", {}, "Forecasts") : null,
       ...facts.answers.map(books.answer),
       ...(facts.ledgers ?? []).map(books.ledger),

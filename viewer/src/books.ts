@@ -1,6 +1,6 @@
 // Tables that need no data but the document's: steps, ledger, parameters, findings, health, costs.
 
-import type { Cost, Facts, Finding, Ledger } from "./document";
+import type { Change, Cost, Facts, Finding, Ledger } from "./document";
 import { h, prose } from "./dom";
 import { countText, exactText, shareText, signed, sizeText, timesText, timeText } from "./format";
 
@@ -120,29 +120,66 @@ export function parameters(facts: Facts): HTMLElement | null {
   return table(`Bytes per parameter, of ${countText(facts.parameters)}`, heads, rows);
 }
 
-export function findings(
+/** The list of changes: the same as in the terminal, and in its words. */
+export function changes(
   facts: Facts,
   show: (finding: Finding, number: number) => void,
 ): HTMLElement {
   const found = facts.findings ?? [];
-  const parts: (HTMLElement | null)[] = found.map((row, i) => {
-    const what = row.line ? "line" : "module";
-    const button = row.at === null ? `show all bars of this ${what}` : "show its allocations";
-    return h(
-      "li",
-      {},
-      h("b", { title: exactText(row.bytes) }, `${row.kind}: `),
-      prose(`${row.evidence}. ${sentence(row.change)} `),
-      row.at !== null || row.line || row.module
-        ? h("button", { click: () => show(row, i) }, button)
-        : null,
-    );
-  });
-  if (found.length === 0) parts.push(h("li", {}, "No leak and no waste was found."));
-  if (facts.hint && !found.some((row) => asHint(row) === facts.hint)) {
-    parts.push(h("li", {}, h("b", {}, "hint: "), prose(facts.hint)));
+  const rows = facts.advice ?? [];
+  const parts: (HTMLElement | null)[] = [h("h2", {}, "What to change")];
+  parts.push(...(facts.notes ?? []).map((note) => h("p", { class: "note" }, prose(note))));
+  for (const head of new Set(rows.map((row) => row.head))) {
+    const own = rows.filter((row) => row.head === head).map((row) => change(row, found, show));
+    parts.push(h("h3", {}, head), h("ul", { class: "changes" }, ...own));
   }
-  return h("div", {}, h("h2", {}, "What to change"), h("ul", { class: "findings" }, ...parts));
+  if (facts.together) parts.push(h("p", { class: "together" }, facts.together));
+  if (rows.length === 0) {
+    parts.push(h("p", {}, "No change is known that lowers the peak by a hundredth."));
+  }
+  const said = new Set(rows.map((row) => row.finding));
+  const others = found.map((row, i) =>
+    said.has(i)
+      ? null
+      : h(
+          "li",
+          {},
+          h("b", { title: exactText(row.bytes) }, `${row.kind}: `),
+          prose(`${row.evidence}. ${sentence(row.change)} `),
+          button(row, i, show),
+        ),
+  );
+  if (others.some(Boolean)) {
+    parts.push(h("h3", {}, "Found beside the peak"), h("ul", { class: "findings" }, ...others));
+  }
+  return h("div", {}, ...parts);
+}
+
+function change(
+  row: Change,
+  found: Finding[],
+  show: (finding: Finding, number: number) => void,
+): HTMLElement {
+  const finding = row.finding === null ? null : found[row.finding];
+  const title = row.saves === null ? null : exactText(row.saves);
+  return h(
+    "li",
+    { "data-bytes": row.saves, title },
+    prose(`${row.said} `),
+    finding && row.finding !== null ? button(finding, row.finding, show) : null,
+    row.code ? h("pre", { tabindex: 0, role: "region", "aria-label": "Code" }, row.code) : null,
+  );
+}
+
+function button(
+  row: Finding,
+  number: number,
+  show: (finding: Finding, number: number) => void,
+): HTMLElement | null {
+  if (row.at === null && !row.line && !row.module) return null;
+  const what = row.line ? "line" : "module";
+  const text = row.at === null ? `show all bars of this ${what}` : "show its allocations";
+  return h("button", { click: () => show(row, number) }, text);
 }
 
 /** What the bytes of a finding's allocations have to do with the finding's. */
@@ -160,14 +197,14 @@ export function answer(text: string): HTMLElement {
   return h("pre", { class: "answer", tabindex: 0, role: "region", "aria-label": "Forecast" }, text);
 }
 
-/** Python writes a finding as a hint with the same words. */
-const asHint = (row: Finding) => `${row.evidence}: ${row.change}.`;
-
-/** The hint, or the first finding if there is no hint. */
+/** The first change; without one, what to know or the first finding. */
 export function firstAdvice(facts: Facts): { kind: string; text: string } | null {
-  if (facts.hint) return { kind: "hint", text: facts.hint };
+  const [row] = facts.advice ?? [];
+  if (row) return { kind: row.kind, text: row.said };
+  const [note] = facts.notes ?? [];
+  if (note) return { kind: "note", text: note };
   const [first] = facts.findings ?? [];
-  return first ? { kind: first.kind, text: asHint(first) } : null;
+  return first ? { kind: first.kind, text: `${first.evidence}: ${first.change}.` } : null;
 }
 
 const sentence = (text: string) => (text ? `${text[0].toUpperCase()}${text.slice(1)}.` : "");

@@ -63,6 +63,16 @@ export interface Finding {
   turns: number | null; // growth: they sum up to so many times the bytes; null: each is larger
 }
 
+/** A change that makes the peak smaller, in the words of the terminal. */
+export interface Change {
+  kind: string;
+  head: string; // of all changes of this kind
+  said: string;
+  saves: number | null; // bytes of the peak
+  code: string; // to paste; "" if there is none
+  finding: number | null; // its place in the list of findings
+}
+
 export interface Health {
   name: string;
   severity: string;
@@ -128,7 +138,9 @@ export interface Facts {
   parameters?: number;
   per_parameter?: PerParameter[];
   findings?: Finding[];
-  hint?: string;
+  notes?: string[]; // what to know before the changes
+  advice?: Change[];
+  together?: string; // what all of them save; "" if they are not several
   answers: string[];
   aligned: Aligned;
   health: Health[];

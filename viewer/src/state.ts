@@ -7,7 +7,7 @@ import { isOnly, type Measure, type Only } from "./tree";
 import type { Sort } from "./treetable";
 
 export type Tab = "who" | "bar" | "steps" | "books" | "compare";
-export const TABS: Tab[] = ["who", "bar", "steps", "books", "compare"];
+export const TABS: Tab[] = ["books", "who", "bar", "steps", "compare"];
 export const LAYOUTS: Layout[] = ["address", "category", "module"];
 export const MEASURES: Measure[] = ["held", "grew", "made", "freed", "bytetime"];
 export const KEYS = ["module", "op", "line", "category", "phase", "role", "name", "shape", "dtype"];

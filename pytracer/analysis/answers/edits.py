@@ -7,8 +7,8 @@ import numpy as np
 
 from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.recorded import Trace
-from pytracer.schema import U64, Mask
+from pytracer.recorded import Trace, once_per_trace
+from pytracer.schema import I64, U64, Mask
 
 
 @dataclass(frozen=True)
@@ -22,19 +22,51 @@ class Edit:
 
 def peak_after(trace: Trace, device: str, edits: Iterable[Edit]) -> int:
     """The most requested bytes on the device after these edits, all of them together."""
-    alloc = allocations(trace)
-    count = len(trace.events.ticks)
-    end = np.where(alloc.completed < 0, count, alloc.completed).astype(np.int64)
-    size = alloc.requested_bytes.astype(np.int64)
-    for edit in edits:
+    return int(_levels_after(trace, device, edits).max(initial=0))
+
+
+def level_after(trace: Trace, device: str, edits: Iterable[Edit], position: int) -> int:
+    """The requested bytes on the device right after that event, if these edits were made."""
+    return int(_levels_after(trace, device, edits)[position + 1])
+
+
+def _levels_after(trace: Trace, device: str, edits: Iterable[Edit]) -> I64:
+    """The bytes before the first event, and after each."""
+    alloc, count = allocations(trace), len(trace.events.ticks)
+    changes, here = _changes(trace, device), usage.on_device(trace, device)
+    made = list(edits)
+    touched = np.zeros(len(alloc), np.bool_)
+    for edit in made:
+        touched |= edit.which
+    rows = np.flatnonzero(touched & here)
+    start = np.maximum(alloc.start[rows].astype(np.int64), -1) + 1
+    end = np.where(alloc.completed[rows] < 0, count, alloc.completed[rows]).astype(np.int64)
+    size = alloc.requested_bytes[rows].astype(np.int64)
+    shorter, smaller = end, size
+    for edit in made:
+        which = edit.which[rows]
         if edit.end is None:
-            size = np.where(edit.which, np.round(size * edit.share).astype(np.int64), size)
+            left = np.round(smaller * edit.share).astype(np.int64)
+            smaller = np.where(which, left, smaller)
         else:
-            earlier = np.searchsorted(trace.events.ticks, edit.end)
-            end = np.where(edit.which, np.minimum(end, earlier), end)
+            earlier = np.searchsorted(trace.events.ticks, edit.end[rows])
+            shorter = np.where(which, np.minimum(shorter, earlier), shorter)
+    changes = changes.copy()
+    np.add.at(changes, start, smaller - size)
+    np.add.at(changes, np.maximum(end + 1, start), size)
+    np.add.at(changes, np.maximum(shorter + 1, start), -smaller)
+    return np.cumsum(changes, out=changes)
+
+
+@once_per_trace
+def _changes(trace: Trace, device: str) -> I64:
+    """The change of the device's bytes at each event; the first is what was there before."""
+    alloc, count = allocations(trace), len(trace.events.ticks)
     here = usage.on_device(trace, device)
-    start = np.maximum(alloc.start[here].astype(np.int64), -1)
+    start = np.maximum(alloc.start[here].astype(np.int64), -1) + 1
+    end = np.where(alloc.completed[here] < 0, count, alloc.completed[here]).astype(np.int64) + 1
+    size = alloc.requested_bytes[here].astype(np.int64)
     changes = np.zeros(count + 2, np.int64)
-    np.add.at(changes, start + 1, size[here])
-    np.add.at(changes, np.maximum(end[here], start) + 1, -size[here])
-    return int(np.cumsum(changes).max(initial=0))
+    np.add.at(changes, start, size)
+    np.add.at(changes, np.maximum(end, start), -size)
+    return changes

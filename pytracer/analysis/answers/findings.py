@@ -3,7 +3,7 @@
 Each rule is a function from a trace to findings. It yields only findings that the data proves.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -48,13 +48,19 @@ def _findings(trace: Trace, device: str) -> list[Finding]:
     if len(allocations(trace)) == 0 or health.has_holes(trace.losses):
         return []
     now = at_peak(trace, device)
+    return sorted([*in_vain(now), *_large(now, cache(now))], key=lambda finding: -finding.bytes)
+
+
+def in_vain(now: Situation) -> list[Finding]:
+    """Findings about memory in use at that moment, and about what grows; the most bytes first."""
+    return sorted(_large(now, needless(now)), key=lambda finding: -finding.bytes)
+
+
+def _large(now: Situation, rows: Iterable[Finding]) -> list[Finding]:
     least = _WORTH * now.bytes(now.alive)
-    rows = needless(now)
-    rows += cache(now)
     # Growth counts even if it is a small part of the peak, because it continues.
     growth = max(_LEAST_GROWTH, now.bytes(now.alive) / 1_000_000)
-    rows = [row for row in rows if row.bytes >= (growth if row.kind == "growth" else least)]
-    return sorted(rows, key=lambda finding: -finding.bytes)
+    return [row for row in rows if row.bytes >= (growth if row.kind == "growth" else least)]
 
 
 def needless(now: Situation) -> list[Finding]:
@@ -166,9 +172,10 @@ def late_zero_grad(now: Situation, rest: Mask) -> Iterator[Finding]:
 
 
 def _ends_of_steps(trace: Trace) -> U64:
-    """Per allocation, when the step ends in which it was made."""
+    """Per allocation, when the step ends in which it was made; 0 for one before the trace."""
     ends = np.append(timelines.timeline(trace).step_ends, NEVER)
-    return ends[np.clip(allocations(trace).step, 0, len(ends) - 1)]
+    step = allocations(trace).step
+    return np.where(step < 0, np.uint64(0), ends[np.clip(step, 0, len(ends) - 1)])
 
 
 def _is_for_training(now: Situation) -> bool:

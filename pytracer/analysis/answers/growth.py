@@ -10,11 +10,11 @@ from pytracer.analysis.answers import training_steps
 from pytracer.analysis.answers.edits import Edit
 from pytracer.analysis.answers.keepers import bound_of, has_graph, keeper_of, kinds
 from pytracer.analysis.answers.outer_calls import outermost, outermost_calls
-from pytracer.analysis.answers.situation import Finding, Proof, Situation
+from pytracer.analysis.answers.situation import Finding, Proof, Situation, at_peak
 from pytracer.analysis.facts import grouping, lines, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import BACKWARD
-from pytracer.recorded import Trace
+from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import CATEGORY, I64, U64, Mask
 from pytracer.units import size_text
 
@@ -27,9 +27,10 @@ def kept_results(now: Situation) -> list[Finding]:
 
     These are no findings, because the program may need all of them.
     """
-    turns, steps = _equal_calls(now), _steps(now)
+    turns = _equal_calls(now)
     rows = [_results(now, turns, leak) for leak in _leaks(now, turns)] if turns else []
-    filling = [leak for leak in _leaks(now, steps) if bound_of(now, leak.keeper)] if steps else []
+    _, leaks = _of_steps(now.trace, now.device)
+    filling = [leak for leak in leaks if bound_of(now, leak.keeper)]
     rows += [_filling(now, leak) for leak in filling]
     return [row for row in rows if row.bytes > 0]
 
@@ -62,14 +63,22 @@ class _Leak:
 
 def growing(now: Situation) -> Iterator[Growing]:
     """Blocks that each step leaves behind."""
-    turns = _steps(now)
+    turns, leaks = _of_steps(now.trace, now.device)
     if turns is None:
         return
-    for leak in _leaks(now, turns):
+    for leak in leaks:
         if bound_of(now, leak.keeper):
             continue  # it may be far from full, and then it grows no more
         yield Growing(_growth(now, turns, leak), leak.alike)
     yield from _swelling(now, turns)
+
+
+@once_per_trace
+def _of_steps(trace: Trace, device: str) -> tuple["_Turns | None", list[_Leak]]:
+    """The steps, and what each leaves behind; at any moment the same."""
+    now = at_peak(trace, device)
+    turns = _steps(now)
+    return turns, [] if turns is None else list(_leaks(now, turns))
 
 
 def _leaks(now: Situation, turns: "_Turns") -> Iterator[_Leak]:

@@ -65,6 +65,8 @@ def unexplained(now: Situation) -> Finding | None:
     A statement and no accusation: a module, a hook, or a later step may need them.
     """
     which = _beside_the_graph(now, np.ones(len(allocations(now.trace)), np.bool_))
+    if not which.any():
+        return None
     which &= ~_on_context(now, which)[0] & ~_by_checkpoints(now)
     for spare in _spare(now, which):
         which &= ~spare.which
@@ -82,7 +84,10 @@ def _beside_the_graph(now: Situation, rest: Mask) -> Mask:
         return none  # without nodes, the trace does not show which blocks a backward freed
     if lacks_its_end(now.trace) and _backwards_after(now) == 0:
         return none  # only the beginning of a backward shows which blocks it needs
-    which = _of_no_use(now, rest, exact=exact) & ~_behind_numbers(now)
+    which = _of_no_use(now, rest, exact=exact)
+    if not which.any():
+        return which
+    which &= ~_behind_numbers(now)
     # Fast weights: the program holds them so as to call a module with them.
     stands_in, _, _ = label_events(now.trace, "stand_in")
     which[stands_in] = False
@@ -151,6 +156,8 @@ def _of_no_use(now: Situation, rest: Mask, *, exact: bool) -> Mask:
     which: Mask = now.of_category("activations") & (alloc.role == ROLE["held"]) & rest
     # A variable may keep the last step's until the next forward. Older blocks are growth.
     which &= alloc.step >= now.step - 1
+    if not which.any():
+        return which
     began, over = _following_backward(now.trace)
     outlives = (over != NEVER) & (moments.freed_ticks > over)
     # The graph is read when a backward begins. Hooks record every save, even without a backward.

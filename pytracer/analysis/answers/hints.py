@@ -1,4 +1,7 @@
-"""One concrete suggestion that follows from the data: a change that makes the peak smaller."""
+"""Suggestions that follow from the data: changes that make the peak smaller.
+
+`analysis/forecasts/changes.py` replays them and puts them in order.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -9,15 +12,15 @@ from numpy.typing import NDArray
 
 from pytracer import health, meta
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
-from pytracer.analysis.answers import findings, growth, held
+from pytracer.analysis.answers import findings, growth, held, postmortem
 from pytracer.analysis.answers.edits import Edit, peak_after
-from pytracer.analysis.answers.situation import Finding, at_peak
-from pytracer.analysis.facts import devices, grouping, phases, scopes, usage
+from pytracer.analysis.answers.situation import Finding, Situation
+from pytracer.analysis.facts import grouping, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import NEVER
 from pytracer.names import called_layer, layers_alike, numbers_text, short_line
 from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import ACTION, CATEGORY, PHASE, ROLE, Mask
+from pytracer.schema import CATEGORY, PHASE, ROLE, Mask
 from pytracer.units import size_text
 
 _WORTH_A_HINT = 0.05  # of the peak
@@ -62,7 +65,7 @@ _WORDS_OF["pytorch_lightning.Trainer"] = _WORDS_OF["lightning.Trainer"]
 
 # The kinds of suggestions, in their order.
 MISTAKE, FREE, TRADE, NOTICED = "mistake", "free", "trade", "noticed"
-_SAME, _ROUNDED, _OTHER = "bit-equal", "equal up to rounding", "changed"
+_SAME, _ROUNDED, OTHER_NUMBERS = "bit-equal", "equal up to rounding", "changed"
 
 
 @dataclass(frozen=True)
@@ -76,15 +79,33 @@ class Hint:
     price: str = "none"  # in time
     numbers: str = _SAME  # that the program computes
     modules: tuple[str, ...] = ()  # that it says to checkpoint
+    grows: bool = False  # a small part of the peak, perhaps, which gets larger
+    at_failure: bool = False  # the bytes are those where memory ran out, and not at the peak
+    serves: bool | None = None  # whether an allocation that failed would succeed, if that is known
 
 
 @once_per_trace
 def every_hint(trace: Trace, device: str) -> list[Hint]:
-    """The hints of all rules; none where nothing was recorded, or not all."""
+    """The hints of all rules; none where nothing was recorded, or not all.
+
+    What a rule does not find at the peak, it looks for where memory ran out.
+    """
     if len(allocations(trace)) == 0 or health.has_holes(trace.losses):
         return []
-    now = _situation(trace, device)
-    return [each for rules in _ALL for rule in rules for each in rule(now)]
+    now = _Situation(trace, usage.peak(trace, device), usage.alive(trace, "peak", device))
+    failed = postmortem.failure(trace)
+    then = None
+    if failed is not None and failed.moment.device == device:
+        then = _Situation(trace, failed.moment, failed.alive, at_failure=True)
+        then = None if np.array_equal(then.at_peak, now.at_peak) else then
+    found = []
+    for rules in _ALL:
+        for rule in rules:
+            of_rule = list(rule(now))
+            if then is not None and (not of_rule or rule is _mistakes):
+                of_rule = [replace(each, at_failure=True) for each in rule(then)]
+            found += of_rule
+    return found
 
 
 @dataclass(frozen=True)
@@ -92,8 +113,15 @@ class _Situation:
     """The input of the rules."""
 
     trace: Trace
-    peak: usage.Peak
+    peak: usage.Peak  # or the moment at which memory ran out
     at_peak: Mask
+    at_failure: bool = False
+
+    @property
+    def moment(self) -> Situation:
+        """The same for rules about findings."""
+        peak = self.peak
+        return Situation(self.trace, peak.device, peak.position, peak.phase, self.at_peak)
 
     def share(self, category: str) -> float:
         """The category's share of the bytes at the peak."""
@@ -105,38 +133,16 @@ class _Situation:
         return is_of_it
 
 
-def hint(trace: Trace, device: str | None = None) -> Hint | None:
-    """The first rule that applies: mistakes first, then free savings, then other savings.
-
-    Small savings are not advised: no hint is better. Before a saving is advised, a mistake that is
-    not at the peak goes first.
-    """
-    if len(allocations(trace)) == 0:
-        return Hint("No allocation was seen. Is the model on one of the traced devices?", 0)
-    return _hint(trace, device or usage.main_device(trace))
-
-
-def _situation(trace: Trace, device: str) -> _Situation:
-    return _Situation(trace, usage.peak(trace, device), usage.alive(trace, "peak", device))
-
-
 @once_per_trace
-def _hint(trace: Trace, device: str) -> Hint | None:
-    now = _situation(trace, device)
-    peak = now.peak
-    if health.has_holes(trace.losses):  # the losses may cause anything else
-        return next(_out_of_memory(now), None)
-    for mistake in (_out_of_memory, _unknown, _finding):
-        for each in mistake(now):
-            return each
-    for rules in (_FREE, _TRADES):
-        savings = [each for rule in rules for each in rule(now)]
-        worth = max(_WORTH_A_CHANGE * peak.bytes, SMALLEST_CHANGE)
-        savings = [each for each in savings if each.bytes >= worth]
-        if savings:
-            most = max(savings, key=lambda each: each.bytes)
-            return next(_finding_elsewhere(now), most)
-    return next(_kept_results(now), None) or next(_unexplained(now), None)
+def notes(trace: Trace, device: str) -> list[str]:
+    """What to know before the changes: memory ran out, or part of the peak is not known."""
+    if len(allocations(trace)) == 0:
+        return ["No allocation was seen. Is the model on one of the traced devices?"]
+    peak = usage.peak(trace, device)
+    found = list(_out_of_memory(trace, peak))
+    if not health.has_holes(trace.losses):  # the losses may cause anything else
+        found += _unknown(trace, peak)
+    return found
 
 
 def advised(trace: Trace, change: str) -> str:
@@ -150,21 +156,13 @@ def words_of_framework(trace: Trace, change: str) -> str:
     return next(filter(None, words), "")
 
 
-def _out_of_memory(now: _Situation) -> Iterator[Hint]:
-    events = now.trace.events
-    failed = np.flatnonzero(events.action == ACTION["oom"])
-    if len(failed):
-        last = int(failed[-1])  # the post-mortem shows this one, too
-        wanted = int(events.bytes[last])
-        rows = "; the rows show who held the memory" if _rows_are_of(now, last) else ""
-        yield Hint(f"An allocation of {size_text(wanted)} failed{rows}.", wanted)
-
-
-def _rows_are_of(now: _Situation, position: int) -> bool:
-    """Whether the same blocks were alive after that event, on its device, as at the peak."""
-    device = devices.device_of_event(now.trace, position)
-    there = usage.alive_at(now.trace, position) & usage.on_device(now.trace, now.peak.device)
-    return device == now.peak.device and np.array_equal(there, now.at_peak)
+def _out_of_memory(trace: Trace, peak: usage.Peak) -> Iterator[str]:
+    failed = postmortem.failure(trace)
+    if failed is not None:
+        there = usage.alive(trace, "peak", peak.device)
+        same = failed.moment.device == peak.device and np.array_equal(failed.alive, there)
+        rows = "; the rows show who held the memory" if same else ""
+        yield f"An allocation of {size_text(failed.asked)} failed{rows}."
 
 
 # What a memory snapshot lacks, and what would have recorded it.
@@ -180,61 +178,53 @@ _ENABLE = {
 }
 
 
-def _unknown(now: _Situation) -> Iterator[Hint]:
-    if now.share("unknown") > 0.01:
-        amount = now.peak.by_category["unknown"]
-        if meta.of(now.trace).imported:
-            lacks = [_ENABLE[name] for name in meta.of(now.trace).lacks if name in _ENABLE]
-            more = lacks[0] if lacks else "record with `with pytracer.trace():` to see it"
-            yield Hint(
-                f"This snapshot does not show the purpose of {size_text(amount)}: {more}.", amount
-            )
-            return
-        yield Hint(
+def _unknown(trace: Trace, peak: usage.Peak) -> Iterator[str]:
+    amount = peak.by_category["unknown"]
+    if amount <= 0.01 * peak.bytes:
+        return
+    if meta.of(trace).imported:
+        lacks = [_ENABLE[name] for name in meta.of(trace).lacks if name in _ENABLE]
+        more = lacks[0] if lacks else "record with `with pytracer.trace():` to see it"
+        yield f"This snapshot does not show the purpose of {size_text(amount)}: {more}."
+    else:
+        yield (
             f"{size_text(amount)} were allocated before the trace and belong to no known module or "
-            "optimizer: pass those to trace(), or start it earlier.",
-            amount,
+            "optimizer: pass those to trace(), or start it earlier."
         )
-
-
-def _finding(now: _Situation) -> Iterator[Hint]:
-    """The finding about the largest part of the peak; growth first, because it continues."""
-    rows = findings.findings(now.trace, now.peak.device)
-    rows = [
-        row for row in rows if row.kind == "growth" or row.at_peak > _WORTH_A_HINT * now.peak.bytes
-    ]
-    yield from _as_hints(sorted(rows, key=lambda row: (row.kind != "growth", -row.at_peak)))
-
-
-def _finding_elsewhere(now: _Situation) -> Iterator[Hint]:
-    """Findings away from the peak. A little memory held at the peak is no more than a saving."""
-    rows = findings.findings(now.trace, now.peak.device)
-    yield from _as_hints(row for row in rows if row.kind not in ("cache", "held"))
 
 
 def _kept_results(now: _Situation) -> Iterator[Hint]:
     """What a variable keeps of equal calls: a leak, or what the program is for."""
-    for row in growth.kept_results(at_peak(now.trace, now.peak.device)):
+    for row in growth.kept_results(now.moment):
         if "`" in row.evidence and row.bytes > _WORTH_A_CHANGE * now.peak.bytes:
             yield Hint(f"{row.evidence}.", row.bytes)
 
 
 def _unexplained(now: _Situation) -> Iterator[Hint]:
     """Activations beside the graph. The program may need them, so nothing is advised."""
-    row = held.unexplained(at_peak(now.trace, now.peak.device))
+    row = held.unexplained(now.moment)
     if row is not None and row.bytes > _WORTH_A_HINT * now.peak.bytes:
         yield Hint(f"{row.evidence}: a module, a hook or a later step may need them.", row.bytes)
 
 
 def _mistakes(now: _Situation) -> Iterator[Hint]:
-    """All findings, but what the allocator keeps: that is a saving."""
-    rows = findings.findings(now.trace, now.peak.device)
-    yield from _as_hints((row for row in rows if row.kind != "cache"), MISTAKE)
+    """All findings, but what the allocator keeps: that is a saving. Each cause is one."""
+    rows = [row for row in findings.findings(now.trace, now.peak.device) if row.kind != "cache"]
+    if now.at_failure:
+        known = {(row.kind, row.line, row.module) for row in rows}
+        then = findings.in_vain(now.moment)
+        rows = [row for row in then if (row.kind, row.line, row.module) not in known]
+    yield from _as_hints(rows, MISTAKE)
+
+
+def said(row: Finding) -> str:
+    """The finding in a sentence, as the list of changes has it."""
+    return f"{row.evidence}: {row.change}."
 
 
 def _as_hints(rows: Iterable[Finding], kind: str = NOTICED) -> Iterator[Hint]:
     for row in rows:
-        yield Hint(f"{row.evidence}: {row.change}.", row.bytes, kind, row.edit)
+        yield Hint(said(row), row.bytes, kind, row.edit, grows=row.kind == "growth")
 
 
 # ---------------------------------------------------------------- savings that cost nothing
@@ -326,7 +316,8 @@ def _fused_functions(now: _Situation) -> Iterator[Hint]:
             ops = {strings[op] for op in np.unique(alloc.op[own]).tolist()}
             if {*fused.tells} <= ops <= {*fused.tells, *_ARITHMETIC}:
                 spared |= _all_but_the_last(now.trace, own, alloc.start)
-                back, end = backward & (alloc.module == module), alloc.completed
+                back = backward & ((alloc.module == module) | (alloc.forward_module == module))
+                end = alloc.completed
                 spared |= _all_but_the_last(now.trace, back, np.where(end < 0, NEVER, end))
         there = spared & kept & now.at_peak
         if there.any():
@@ -359,7 +350,7 @@ def _all_but_the_last(trace: Trace, which: Mask, when: NDArray[Any]) -> Mask:
 
 def _loss(now: _Situation) -> Iterator[Hint]:
     """The elements that torch keeps behind a loss."""
-    yield from _as_hints(held.behind_numbers(at_peak(now.trace, now.peak.device)), FREE)
+    yield from _as_hints(held.behind_numbers(now.moment), FREE)
 
 
 def _buckets(now: _Situation) -> Iterator[Hint]:
@@ -382,8 +373,8 @@ def _buckets(now: _Situation) -> Iterator[Hint]:
 
 def _twins(now: _Situation) -> Iterator[Hint]:
     """Autocast's copies of weights."""
-    for one in _as_hints(findings.twins(at_peak(now.trace, now.peak.device)), TRADE):
-        yield replace(one, numbers=_OTHER)
+    for one in _as_hints(findings.twins(now.moment), TRADE):
+        yield replace(one, numbers=OTHER_NUMBERS)
 
 
 def _activations(now: _Situation) -> Iterator[Hint]:
@@ -394,10 +385,10 @@ def _activations(now: _Situation) -> Iterator[Hint]:
         most = repeated[0]
         yield Hint(
             f"The {most.modules} modules {most.pattern} hold {size_text(most.bytes)} of "
-            f"activations: {advised(now.trace, 'checkpoint')} saves most of that for a second "
-            "forward.",
+            f"activations: {advised(now.trace, 'checkpoint')} keeps only their inputs.",
             most.bytes,
             TRADE,
+            _kept_in_all_but_one(now, kept, most.names),
             price="up to one more forward of them",
             modules=most.names,
         )
@@ -407,7 +398,27 @@ def _activations(now: _Situation) -> Iterator[Hint]:
         if not _recomputed_layers(now.trace):
             ways = f"{batch}, {bits} or {advised(now.trace, 'checkpoint').removesuffix(' on them')}"
         text = f"Activations are {size_text(amount)}: {ways} shrink them."
-        yield Hint(text, amount // 2, TRADE, price="of the one that is chosen", numbers=_OTHER)
+        yield Hint(
+            text, amount // 2, TRADE, price="of the one that is chosen", numbers=OTHER_NUMBERS
+        )
+
+
+def _kept_in_all_but_one(now: _Situation, kept: Mask, layers: tuple[str, ...]) -> Edit:
+    """What checkpoints free at this moment: all but the results, and what the last layer keeps."""
+    alloc, called = allocations(now.trace), scopes.called_modules(now.trace)
+    groups = grouping.group(now.trace, "module", kept)
+    number = {name: i for i, name in enumerate(layers)}
+    of_name = [number.get(called_layer(name, called), -1) for name in groups.names]
+    layer = np.full(len(kept), -1)
+    layer[kept] = np.array([*of_name, -1])[groups.codes]
+    rows = np.flatnonzero(layer >= 0)
+    rows = rows[np.argsort(alloc.start[rows], kind="stable")]
+    freed = layer >= 0
+    last = dict(zip(layer[rows].tolist(), rows.tolist(), strict=True))
+    freed[list(last.values())] = False
+    if len(rows):
+        freed[layer == layer[rows[-1]]] = False
+    return Edit(freed)
 
 
 def _state(now: _Situation) -> Iterator[Hint]:
@@ -421,7 +432,7 @@ def _state(now: _Situation) -> Iterator[Hint]:
             amount * 3 // 4,
             TRADE,
             Edit(allocations(now.trace).category == CATEGORY["optimizer_state"], share=0.25),
-            numbers=_OTHER,
+            numbers=OTHER_NUMBERS,
         )
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from pytracer import meta
 from pytracer.analysis.answers.situation import Situation
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.recorded import Trace
+from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import U64, Mask
 
 _MANY = 250  # blocks in one variable; the trace has only the last 300 of a longer list
@@ -46,6 +46,7 @@ def bound_of(now: Situation, variable: str) -> int:
     return max((each.bound for each in variables if each.name == variable), default=0)
 
 
+@once_per_trace
 def kinds(trace: Trace, *, sizes: bool = True) -> U64:
     """A number per allocation: equal for two blocks that are alike."""
     alloc = allocations(trace)

@@ -22,7 +22,7 @@ class Overview:
     memory: DeviceBytes
     updates_by_hand: bool
     medians: training_steps.PhaseMedians | None
-    hint: hints.Hint | None
+    notes: list[str]  # what to know before the changes
     health: list[recording_quality.HealthRow]
     own_time: recording_quality.OwnTime | None
     doubts: tuple[str, ...]  # why the figures of an imagined run may be wrong
@@ -48,7 +48,7 @@ def overview(trace: Trace, device: str | None = None) -> Overview:
         memory=device_bytes(trace, alive, peak.position, peak.device),
         updates_by_hand=training_steps.updates_by_hand(trace),
         medians=None if nothing_ran else training_steps.phase_medians(trace),
-        hint=hints.hint(trace, peak.device),
+        notes=hints.notes(trace, peak.device),
         health=recording_quality.health_rows(trace),
         own_time=recording_quality.own_time(trace),
         doubts=doubts.doubts(trace),

@@ -47,7 +47,8 @@ from pytracer.analysis.answers import training_steps
 from pytracer.analysis.facts import phases, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import MODULE, NEVER, NODE
-from pytracer.analysis.forecasts.module_calls import ModuleCalls, has_inside
+from pytracer.analysis.forecasts.module_calls import ModuleCalls, grouped, has_inside
+from pytracer.analysis.forecasts.tallest_steps import Part, tallest_steps
 from pytracer.analysis.forecasts.verified import Verified
 from pytracer.cost import measurements, per_module
 from pytracer.model_names import Roots, in_code, module_text
@@ -83,7 +84,7 @@ class Plan:
 
     modules: tuple[str, ...]
     peak: int  # of the requested bytes
-    peak_reserved: int | None  # by CUDA's allocator; None on the CPU
+    peak_reserved: int | None  # by CUDA's allocator; None on the CPU, or where nobody asked
     time_ratio: float  # a step's time with the plan, over that without it
     fits: bool  # in the budget
     offloaded: tuple[str, ...] = ()  # modules whose saved tensors wait in the host's memory
@@ -254,16 +255,21 @@ def plan(
 
 
 def of_layers(trace: Trace, device: str, layers: Iterable[str]) -> Plan | None:
-    """The plan that checkpoints these layers, as far as that is possible."""
-    wanted = {in_code(name) for name in layers}
-    work = _Work(trace, device) if wanted else None
-    chosen = tuple(name for name in work.units if name in wanted) if work else ()
-    return work.judge(chosen, (), _LAST) if work and chosen else None
+    """The plan that checkpoints these layers, as far as that is possible.
+
+    It is replayed in the steps with the highest peaks, and without an allocator.
+    """
+    wanted = frozenset(in_code(name) for name in layers)
+    work = _Work(trace, device, Part(wanted, tallest_steps(trace, device))) if wanted else None
+    if work is None or not work.units:
+        return None
+    chosen = tuple(work.units)
+    return Plan(chosen, work.peak(chosen), None, work.time_ratio(chosen), fits=True)
 
 
-def code_in(trace: Trace, plan: Plan) -> str:
-    """The code of a plan for the models of this trace."""
-    return code_of(plan.modules, meta.of(trace).roots)
+def code_in(trace: Trace, modules: Iterable[str]) -> str:
+    """Code that checkpoints these modules of this trace's models."""
+    return code_of(map(in_code, modules), meta.of(trace).roots)
 
 
 def _frontier(plans: Iterable[Plan]) -> Iterator[Plan]:
@@ -290,12 +296,12 @@ class _Edits:
     bytes: list[int] = field(default_factory=list)  # the change of the bytes in use
 
     def add(self, position: int, order: int, kind: int, block: int, again: bool, size: int) -> None:
-        for column, value in zip(
-            (self.position, self.order, self.kind, self.block, self.again, self.bytes),
-            (position, order, kind, block, again, size),
-            strict=True,
-        ):
-            column.append(value)  # type: ignore[attr-defined]
+        self.position.append(position)
+        self.order.append(order)
+        self.kind.append(kind)
+        self.block.append(block)
+        self.again.append(again)
+        self.bytes.append(size)
 
 
 def _i64(values: list[int]) -> I64:
@@ -322,22 +328,23 @@ class _Unit:
 
 
 class _Work:
-    """The facts about one trace that plans need, and its plans."""
+    """The facts about one trace that plans need, and its plans; or about a part of it."""
 
-    def __init__(self, trace: Trace, device: str) -> None:
-        self.trace, self.device = trace, device
+    def __init__(self, trace: Trace, device: str, part: Part | None = None) -> None:
+        self.trace, self.device, self.part = trace, device, part
         self.alloc = allocations(trace)
         self.tree = scopes.tree(trace)
         self.own = usage.on_device(trace, device)
+        self.looked_at = self.own if part is None else self.own & part.blocks(trace)
         self.size = self.alloc.requested_bytes.astype(np.int64)
         self.moments = phases.moments(trace)
         self.end = np.where(self.alloc.completed < 0, np.int64(_LAST), self.alloc.completed)
         self.by_start = np.argsort(self.alloc.start, kind="stable")
         self.starts = self.alloc.start[self.by_start]
-        steps = timelines.timeline(trace).step_ends
-        self.steps = max(len(steps), 1)
+        ends = timelines.timeline(trace).step_ends
+        self.steps = max(len(ends), 1) if part is None else len(part.before_and_in)
         self.forward_share, self.forward_ticks, self.step_ns = self._times()
-        self.forward_bytes = int(self.size[self.own & self._in_forward].sum())
+        self.forward_bytes = int(self.size[self.looked_at & self._in_forward].sum())
         self.units = self._units()
 
     @property
@@ -384,9 +391,12 @@ class _Work:
     # ------------------------------------------------------------ candidates
 
     def _units(self) -> dict[str, _Unit]:
-        kept = self.own & (self.alloc.category == CATEGORY["activations"])
+        kept = self.looked_at & (self.alloc.category == CATEGORY["activations"])
         kept &= self.alloc.phase == PHASE["forward"]
         layers, stacks = self._calls_by_name()
+        self.all_calls = layers | stacks
+        if self.part is not None:
+            layers, stacks = (self.part.calls(self.trace, each) for each in (layers, stacks))
         floor = _WORTH * int(self.size[kept].sum())
         units = dict(self._worthwhile(layers, floor))
         # A stack is a choice only if none of its layers is: they keep no more than their results.
@@ -410,7 +420,7 @@ class _Work:
                 yield name, unit
 
     def _calls(self, calls: NDArray[np.intp]) -> ModuleCalls:
-        return ModuleCalls(self.tree, calls, self.alloc.scope, self.own & self._in_forward)
+        return ModuleCalls(self.tree, calls, self.alloc.scope, self.looked_at & self._in_forward)
 
     def why_no_units(self) -> str:
         """The reason why no module can be checkpointed, and what to do."""
@@ -432,22 +442,24 @@ class _Work:
         roots = meta.of(self.trace).roots
         tree = self.tree
         calls = np.flatnonzero((tree.kind == MODULE) & (tree.end != NEVER))
-        forward = phases.scope_phases(self.trace)[calls] == PHASE["forward"]
-        calls = calls[forward]
-        names = [in_code(self.trace.strings[row]) for row in tree.name[calls]]
-        called = set(names)
-        result: dict[str, list[int]] = {}
-        for call, name in zip(calls.tolist(), names, strict=True):
-            is_layer = called_layer(name, called) == name and layers_alike(name) != name
-            is_child = "." not in roots.split(name)[1] and tree.module[tree.parent[call]] != 0
-            if name and (is_layer or is_child):
-                result.setdefault(name, []).append(call)
+        calls = calls[phases.scope_phases(self.trace)[calls] == PHASE["forward"]]
+        by_name: dict[str, list[NDArray[np.intp]]] = {}
+        for row, its in grouped(tree.name[calls], calls).items():
+            by_name.setdefault(in_code(self.trace.strings[row]), []).append(its)
+        called = set(by_name)
+        result: dict[str, NDArray[np.intp]] = {}
+        for name, parts in by_name.items():
+            its = np.sort(np.concatenate(parts))
+            if called_layer(name, called) != name or layers_alike(name) == name:
+                is_child = "." not in roots.split(name)[1]
+                its = its[is_child & (tree.module[tree.parent[its]] != 0)]
+            if name and len(its):
+                result[name] = its
         # A stack that is itself called, such as a Sequential, is less of a choice than its layers.
         in_order = sorted(result)
         stacks = {name for name in result if has_inside(name, in_order)}
-        calls_of = {name: np.array(its) for name, its in result.items()}
-        layers = {name: its for name, its in calls_of.items() if name not in stacks}
-        return layers, {name: its for name, its in calls_of.items() if name in stacks}
+        layers = {name: its for name, its in result.items() if name not in stacks}
+        return layers, {name: its for name, its in result.items() if name in stacks}
 
     def _unit(self, name: str, calls: NDArray[np.intp], found: ModuleCalls) -> _Unit | None:
         tree, trace = self.tree, self.trace
@@ -466,7 +478,8 @@ class _Work:
             unit.ops |= frozenset(self.alloc.op[inside].tolist())
         if not unit.edits.position:
             return None
-        unit.again = self._again(name, np.array(kept_calls), made)
+        timed = np.array(kept_calls) if self.part is None else self.all_calls[name]
+        unit.again = self._again(name, timed, made)
         for total in ("dropped", "moved", "pinned"):
             setattr(unit, total, getattr(unit, total) // self.steps)
         return unit
@@ -517,7 +530,8 @@ class _Work:
                 ends = min(int(self.end[k]), last + 1) * 2 + 1 - _LAST // 2
                 edits.add(first, ends, _FREE, k, True, -int(self.size[k]))
         unit.dropped += int(self.size[saved].sum())
-        self._move(unit, left, root, first, (saved, copied, within))
+        if self.part is None:
+            self._move(unit, left, root, first, (saved, copied, within))
 
     def _move(
         self,
@@ -564,7 +578,7 @@ class _Work:
         """
         node = self.tree.node[self.moments.made_scope]
         named = scopes.scopes_named(self.trace, lambda text: text.startswith(_LINEAR_NODE))
-        left = self.own & named[node] & (node != self.tree.node[self.moments.freed_scope])
+        left = self.looked_at & named[node] & (node != self.tree.node[self.moments.freed_scope])
         results: dict[int, list[int]] = {}
         for k in np.flatnonzero(left).tolist():
             results.setdefault(int(node[k]), []).append(k)
@@ -687,9 +701,8 @@ class _Work:
             if not fits:
                 counted = replay.counted_as_recorded(self.trace, self.device, steps)
                 reserved = counted["peak_reserved"]
-        over_the_bus = 2e9 * sum(self.units[name].moved for name in offloaded) / _BUS
-        ratio = 1 + sum(self.units[name].again for name in chosen) + over_the_bus / self.step_ns
         pinned = sum(self.units[name].pinned for name in offloaded)
+        ratio = self.time_ratio(chosen, offloaded)
         return Plan(chosen, peak, reserved, ratio, fits, offloaded, pinned)
 
     def in_orders(self, plan: Plan, budget: int | None) -> tuple[tuple[int, int] | None, int]:
@@ -703,15 +716,22 @@ class _Work:
             return None, tried["failed"]
         return (tried["lowest_peak"], tried["highest_peak"]), tried["failed"]
 
+    def time_ratio(self, chosen: tuple[str, ...], offloaded: tuple[str, ...] = ()) -> float:
+        """A step's time with the plan, over that without it."""
+        over_the_bus = 2e9 * sum(self.units[name].moved for name in offloaded) / _BUS
+        return 1 + sum(self.units[name].again for name in chosen) + over_the_bus / self.step_ns
+
     def peak(self, chosen: tuple[str, ...], offloaded: tuple[str, ...] = ()) -> int:
         """The plan's highest requested bytes."""
-        position, _, delta = self._base
-        order = np.where(delta < 0, 1, 2)
-        columns = [(position, order, delta)]
-        columns += [
+        made = [
             (_i64(edits.position), _i64(edits.order), _i64(edits.bytes))
             for edits in self._edits_of(chosen, offloaded)
         ]
+        if self.part is not None:
+            position, order, delta = (np.concatenate(each) for each in zip(*made, strict=True))
+            return self.part.highest(self.trace, self.device, (position, order, delta))
+        position, _, delta = self._base
+        columns = [(position, np.where(delta < 0, 1, 2), delta), *made]
         position, order, delta = (np.concatenate(each) for each in zip(*columns, strict=True))
         by_time = np.lexsort((order, position))
         return int(np.cumsum(delta[by_time]).max(initial=0))

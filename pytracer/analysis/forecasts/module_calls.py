@@ -23,9 +23,9 @@ class ModuleCalls:
         marked[calls] = True
         self.around = tree.nearest_context(marked)  # the call around each scope, 0 for none
         nodes = np.flatnonzero(tree.kind == NODE)
-        self._nodes = _grouped(self.around[tree.forward[nodes]], nodes)
+        self._nodes = grouped(self.around[tree.forward[nodes]], nodes)
         blocks = np.flatnonzero(made)
-        self._blocks = _grouped(self.around[scope[blocks]], blocks)
+        self._blocks = grouped(self.around[scope[blocks]], blocks)
 
     def nodes(self, call: int) -> NDArray[np.intp]:
         """The nodes of the call's backward."""
@@ -42,7 +42,7 @@ def has_inside(name: str, in_order: list[str]) -> bool:
     return place < len(in_order) and in_order[place].startswith(f"{name}.")
 
 
-def _grouped(key: U32, rows: NDArray[np.intp]) -> dict[int, NDArray[np.intp]]:
+def grouped(key: U32, rows: NDArray[np.intp]) -> dict[int, NDArray[np.intp]]:
     """The rows of each key, in their order."""
     order = np.argsort(key, kind="stable")
     keys, first = np.unique(key[order], return_index=True)
