@@ -14,9 +14,9 @@ import pytest
 
 import pytracer
 from benchmarks.snapshot_programs import PROGRAMS
-from benchmarks.snapshots import STACKS, VARIANTS, compared, variant
+from benchmarks.snapshots import ROOT, STACKS, VARIANTS, compared, rules_table, variant
+from programs.snapshot_oracle import as_snapshot
 from pytracer.snapshot import evidence
-from tests.snapshot_oracle import as_snapshot
 from tests.tiers import first_of
 
 # Libraries of the programs' own.
@@ -107,3 +107,8 @@ def test_the_table_of_the_module_is_that_of_the_rules() -> None:
     rules = [(category, rule) for category, rule, _ in evidence.RULES]
     last = [("temporaries", "the phase"), ("any", "like_other_steps")]
     assert table == [("category", "evidence"), *rules, *last]
+
+
+def test_the_page_has_the_rules() -> None:
+    """`python benchmarks/snapshots.py --docs` writes them there."""
+    assert rules_table() in (ROOT / "docs" / "snapshots.md").read_text()

@@ -50,7 +50,7 @@ from numpy.typing import NDArray
 from pytracer.schema import I64, U8, U32, U64, Mask
 from pytracer.snapshot import stacks
 from pytracer.snapshot.facts import Facts
-from pytracer.snapshot.rows import Rows
+from pytracer.snapshot.rows import Rows, numbered
 from pytracer.snapshot.stacks import (
     ENGINE,
     FORWARD,
@@ -502,21 +502,19 @@ def _like_other_steps(facts: Facts) -> None:
     lives = facts.lives
     has_stack = lives.stack != 0
     _follow(facts, facts.alike, has_stack & ~facts.is_of("temporaries"), has_stack)
-    ends = np.column_stack([lives.free_stack, lives.bytes.astype(np.int64), facts.freed_kind])
-    _, alike = np.unique(ends, axis=0, return_inverse=True)
+    ends = numbered(lives.free_stack, lives.bytes, facts.freed_kind)
     old = facts.old & ~has_stack & ~facts.forever
     not_in_backward = facts.freed_kind != BACKWARD  # whose own blocks look like what it frees
-    _follow(facts, alike.reshape(-1), ~facts.old & ~facts.forever, old & not_in_backward)
+    _follow(facts, ends, ~facts.old & ~facts.forever, old & not_in_backward)
     # What a program replaces goes as the new one comes.
     run = np.append(facts.line.run, -1)
     there = np.where(facts.old, run[lives.freed], facts.run)
-    places = np.column_stack([there, lives.bytes.astype(np.int64)])
-    _, alike = np.unique(places, axis=0, return_inverse=True)
     at_home = old & (facts.freed_kind == OTHER)
-    _follow(facts, alike.reshape(-1), ~facts.old & (facts.kind == OTHER), at_home)
+    places = numbered(there, lives.bytes)
+    _follow(facts, places, ~facts.old & (facts.kind == OTHER), at_home)
 
 
-def _follow(facts: Facts, alike: NDArray[np.intp] | I64, known: Mask, where: Mask) -> None:
+def _follow(facts: Facts, alike: I64, known: Mask, where: Mask) -> None:
     """Decides blocks as those of the same number are decided, if these agree."""
     count = int(alike.max(initial=-1)) + 1
     least, most = np.full(count, 255, np.uint8), np.zeros(count, np.uint8)
