@@ -142,14 +142,14 @@ def _blas(facts: Facts) -> Mask:
     candidates |= (
         (facts.lives.bytes == _CUBLASLT) & facts.signed(stacks.CASTS) & _called_again(facts)
     )
-    candidates &= facts.forever & ~facts.old
+    candidates &= facts.forever & ~facts.old & ~_is_born_again(facts)
     seen: set[tuple[int, ...]] = set()
     for row in np.flatnonzero(candidates).tolist():
         engine = facts.activity[row] != FORWARD
         key = (int(facts.lives.bytes[row]), int(facts.lives.stream[row]), int(engine))
         beside = row > 0 and facts.call[row] == facts.call[row - 1]
         beside &= row > 0 and facts.run[row] == facts.run[row - 1]
-        if beside and key not in seen and not _is_born_again(facts, row):
+        if beside and key not in seen:
             seen.add(key)
             found[row] = True
     return found
@@ -180,16 +180,18 @@ def _old_blas(facts: Facts) -> Mask:
     return found
 
 
-def _is_born_again(facts: Facts, row: int) -> bool:
-    """Whether a later run of the same activity makes as large a block with the same stack."""
-    lives = facts.lives
-    again = (lives.bytes == lives.bytes[row]) & (lives.stack == lives.stack[row])
-    again &= (facts.run > facts.run[row]) & (facts.activity == facts.activity[row])
-    return bool(again.any())
+def _is_born_again(facts: Facts) -> Mask:
+    """Blocks as large as one that a later run of the same activity makes with the same stack."""
+    alike = numbered(facts.alike, facts.activity)
+    last = np.full(len(alike), -1, np.int64)
+    np.maximum.at(last, alike, facts.run)
+    found: Mask = last[alike] > facts.run
+    return found
 
 
 def _state_of_group(facts: Facts) -> Mask:
-    found: Mask = facts.signed(stacks.INIT_GROUP) & (facts.freed_interval != facts.interval)
+    outlives = facts.forever | (facts.freed_interval != facts.interval)
+    found: Mask = facts.signed(stacks.INIT_GROUP) & outlives
     return found
 
 
@@ -247,15 +249,11 @@ def _as_large_as_gradients(facts: Facts) -> Mask:
     first_backward = int(first[0]) if len(first) else facts.count
     candidates = facts.forever & (facts.category == 0) & (lives.made < first_backward)
     candidates &= (facts.activity == NOTHING) | (facts.old & (lives.stack == 0))
-    gradients = facts.is_of("gradients")
-    known = facts.is_of("weights") & facts.lasting
-    found = np.zeros(len(lives), np.bool_)
-    for size in np.unique(lives.bytes[candidates]).tolist():
-        own = candidates & (lives.bytes == size)
-        here = gradients & (lives.bytes == size)
-        most = _most_at_once(lives.made[here], lives.freed[here])
-        if 0 < int(own.sum()) <= most - int((known & (lives.bytes == size)).sum()):
-            found |= own
+    size = numbered(lives.bytes)
+    own = np.bincount(size[candidates], minlength=len(size))
+    known = np.bincount(size[facts.is_of("weights") & facts.lasting], minlength=len(size))
+    most = _most_at_once(facts, facts.is_of("gradients"), size)
+    found: Mask = candidates & (own + known <= most)[size]
     return found
 
 
@@ -274,11 +272,15 @@ def _repeated(facts: Facts) -> Mask:
 _LAYERS = 4
 
 
-def _most_at_once(made: I64, freed: I64) -> int:
-    """How many of these blocks are alive at once."""
-    changes = np.concatenate([np.ones(len(made), np.int64), -np.ones(len(freed), np.int64)])
-    order = np.lexsort((changes, np.concatenate([made, freed])))
-    return int(np.cumsum(changes[order]).max(initial=0))
+def _most_at_once(facts: Facts, blocks: Mask, size: I64) -> I64:
+    """How many of these blocks are alive at once, for each number of a size."""
+    each, ones = size[blocks], np.ones(int(blocks.sum()), np.int64)
+    change, of = np.concatenate([ones, -ones]), np.concatenate([each, each])
+    at = np.concatenate([facts.lives.made[blocks], facts.lives.freed[blocks]])
+    order = np.lexsort((change, at, of))
+    most = np.zeros(len(size), np.int64)
+    np.maximum.at(most, of[order], np.cumsum(change[order]))  # each size begins and ends at 0
+    return most
 
 
 def _autocast_copies(facts: Facts) -> Mask:
