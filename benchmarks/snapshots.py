@@ -100,7 +100,7 @@ def _segment(entry: dict[str, Any]) -> dict[str, Any]:
     """A segment of one block."""
     size = entry["size"]
     block = {"address": entry["addr"], "size": size, "requested_size": size}
-    block |= {"state": "active_allocated", "frames": entry["frames"]}
+    block |= {"state": "active_allocated", "frames": entry.get("frames", [])}
     sizes = dict.fromkeys(("total_size", "allocated_size", "active_size", "requested_size"), size)
     place = {"device": 0, "address": entry["addr"], "stream": entry["stream"], "blocks": [block]}
     return {**place, **sizes}
@@ -109,7 +109,7 @@ def _segment(entry: dict[str, Any]) -> dict[str, Any]:
 def _first_forward(entries: list[dict[str, Any]]) -> int:
     """The time before the first call of a module."""
     for entry in entries:
-        if any(frame["name"].endswith("_call_impl") for frame in entry["frames"]):
+        if any(frame["name"].endswith("_call_impl") for frame in entry.get("frames", [])):
             return int(entry["time_us"]) - 1
     return 0
 

@@ -167,16 +167,18 @@ _CUBLASLT = 1 << 20  # its own workspace, up to torch 2.11
 
 
 def _old_blas(facts: Facts) -> Mask:
-    """Of what is older than the history: kept, and made in a forward, or where no Python runs.
+    """Of what is older than the history: kept, by a call that is made again, or where no Python runs.
 
     Where others have frames, a block without them was made by the engine.
     """
     lives = facts.lives
-    made = (facts.activity == FORWARD) & facts.signed(stacks.CASTS)
+    is_size = np.isin(lives.bytes, CUBLAS_BYTES)
+    is_size |= (lives.bytes == _CUBLASLT) & facts.signed(stacks.CASTS)
+    made = (facts.activity == FORWARD) & (lives.stack != 0) & _called_again(facts)
     if (facts.old & facts.forever & (lives.stack != 0)).any():
         others = (lives.stack != 0) & np.isin(facts.activity, (NOTHING, OPTIMIZER))
         made |= (lives.stack == 0) & ~np.isin(lives.bytes, lives.bytes[others])
-    found: Mask = facts.old & facts.forever & np.isin(lives.bytes, CUBLAS_BYTES) & made
+    found: Mask = facts.old & facts.forever & is_size & made
     return found
 
 
