@@ -285,8 +285,12 @@ PROGRAMS: dict[str, Program] = {
     "Llama, AMP, accumulation": trains(
         of(*LLAMA, **SMALL_LLAMA), words(8000, 4, 256), amp=True, micro=3
     ),
+    # Without dropout: torch 2.11 with a history cannot end a checkpoint inside of it (pytorch#179536).
     "GPT-2, checkpointed": trains(
-        of(*GPT2, **SMALL_GPT2), words(8000, 8, 256), fused, checkpoint=True
+        of(*GPT2, **SMALL_GPT2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0),
+        words(8000, 8, 256),
+        fused,
+        checkpoint=True,
     ),
     "Llama, LoRA, bfloat16, checkpointed": trains(
         adapted(of(*LLAMA, **SMALL_LLAMA)),

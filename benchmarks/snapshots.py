@@ -2,6 +2,8 @@
 
     python benchmarks/snapshots.py --out benchmarks/results    # needs a GPU
     python benchmarks/snapshots.py --out FOLDER --keep FOLDER  # also keeps what was recorded
+    python benchmarks/snapshots.py --imagined                  # no GPU: an imagined card
+    python benchmarks/snapshots.py --docs                      # writes the table of docs/snapshots.md
 
 The trace knows what each block is for. `pytracer.load()` of the snapshot has to find that out. Each
 program runs twice, with Python's frames and with all frames; less is then made of each snapshot:
@@ -37,12 +39,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import slug  # noqa: E402
+from benchmarks.readme_tables import between  # noqa: E402
 
 STACKS = ("python", "all")
 VARIANTS = ("whole", "ring", "built", "late", "oom", "alloc")
 RING = 0.4  # the part of the history that is left
 LONGEST = 240  # seconds for one program
 AT_ONCE = 6
+CARD = "H100"
 
 # ---------------------------------------------------------------- less of a snapshot
 
@@ -96,7 +100,7 @@ def _segment(entry: dict[str, Any]) -> dict[str, Any]:
     """A segment of one block."""
     size = entry["size"]
     block = {"address": entry["addr"], "size": size, "requested_size": size}
-    block |= {"state": "active_allocated", "frames": entry["frames"]}
+    block |= {"state": "active_allocated", "frames": entry.get("frames", [])}
     sizes = dict.fromkeys(("total_size", "allocated_size", "active_size", "requested_size"), size)
     place = {"device": 0, "address": entry["addr"], "stream": entry["stream"], "blocks": [block]}
     return {**place, **sizes}
@@ -105,7 +109,7 @@ def _segment(entry: dict[str, Any]) -> dict[str, Any]:
 def _first_forward(entries: list[dict[str, Any]]) -> int:
     """The time before the first call of a module."""
     for entry in entries:
-        if any(frame["name"].endswith("_call_impl") for frame in entry["frames"]):
+        if any(frame["name"].endswith("_call_impl") for frame in entry.get("frames", [])):
             return int(entry["time_us"]) - 1
     return 0
 
@@ -149,7 +153,7 @@ def compared(truth: Any, snapshot: Any, kind: str = "whole") -> dict[str, Any]:
     found, device = allocations(snapshot.data), usage.devices(snapshot.data)[0]
     of_truth = _matched(allocations(truth.data), found, -1 if kind != "oom" else 0)
     at_peak = usage.alive(snapshot.data, "peak", device)
-    rows: dict[str, Any] = {}
+    rows: dict[str, Any] = {"rules": _by_rule(snapshot.data, of_truth)}
     for name, chosen in (("peak", at_peak), ("events", np.ones(len(found), np.bool_))):
         pairs: Counter[tuple[str, str]] = Counter()
         lost = 0
@@ -162,6 +166,24 @@ def compared(truth: Any, snapshot: Any, kind: str = "whole") -> dict[str, Any]:
             pairs[pair] += size
         rows[name] = {**_shares(pairs), "lost": lost}
     return rows
+
+
+def _by_rule(snapshot: Any, of_truth: Any) -> dict[str, tuple[int, int]]:
+    """By category and rule: the bytes that it decides, and those that it decides right."""
+    from pytracer.analysis.facts.allocations import allocations
+    from pytracer.analysis.facts.grouping import role_text
+    from pytracer.schema import CATEGORIES
+
+    found = allocations(snapshot)
+    rules: dict[str, tuple[int, int]] = {}
+    for row in np.flatnonzero((of_truth > 0) & (found.category != 0)).tolist():
+        category = CATEGORIES[found.category[row]]
+        rule = f"{category}: {role_text(snapshot, int(found.role[row]))}"
+        size = int(found.requested_bytes[row])
+        decided, right = rules.get(rule, (0, 0))
+        good = size if found.category[row] == of_truth[row] else 0
+        rules[rule] = decided + size, right + good
+    return rules
 
 
 def _shares(pairs: Counter[tuple[str, str]]) -> dict[str, Any]:
@@ -252,10 +274,27 @@ def _entries(snapshot: dict[str, Any]) -> int:
     return len(snapshot["device_traces"][0])
 
 
-def _alone(name: str, stacks: str, keep: Path | None) -> dict[str, Any]:
+def imagined(name: str, stacks: str) -> dict[str, Any]:
+    """Runs a program on an imagined card, and makes a snapshot of the trace."""
+    import pytracer
+    from benchmarks.snapshot_programs import PROGRAMS
+    from programs.snapshot_oracle import as_snapshot
+
+    ranks = 2 if "DDP" in name or "FSDP" in name else None
+    with pytracer.imagine(CARD, stacks=True, ranks=ranks) as t:
+        held = PROGRAMS[name]("cuda")
+    del held
+    snapshot = as_snapshot(t.data, stacks)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = table(t, snapshot, Path(folder))
+    return {"device": f"imagined {CARD}", "entries": _entries(snapshot), **rows}
+
+
+def _alone(name: str, stacks: str, given: argparse.Namespace) -> dict[str, Any]:
     """Runs this file for one program in a process of its own."""
     command = [sys.executable, __file__, "--program", name, "--stacks", stacks]
-    command += ["--keep", str(keep)] if keep else []
+    command += ["--keep", str(given.keep)] if given.keep else []
+    command += ["--imagined"] if given.imagined else []
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
     except subprocess.TimeoutExpired:
@@ -274,12 +313,21 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="also keep traces and snapshots in this folder")
     parser.add_argument("--program", help="only this one, in this process")
     parser.add_argument("--stacks", choices=STACKS, default="python")
+    parser.add_argument("--imagined", action="store_true", help="on an imagined card")
+    parser.add_argument("--docs", action="store_true", help="write the table of the docs")
     given = parser.parse_args()
+    if given.docs:
+        page = ROOT / "docs" / "snapshots.md"
+        text = between(page.read_text(), "snapshot-rules", rules_table())
+        page.write_text(between(text, "snapshots", _page_tables(given.out)))
+        return 0
     if given.keep:
         given.keep.mkdir(parents=True, exist_ok=True)
     if given.program:
         try:
-            answer = both(given.program, given.stacks, given.keep)
+            run = imagined if given.imagined else both
+            more = () if given.imagined else (given.keep,)
+            answer = run(given.program, given.stacks, *more)
         except Exception:
             answer = {"error": traceback.format_exc()[-2000:]}
         print(json.dumps(answer))
@@ -289,9 +337,9 @@ def main() -> int:
     from benchmarks.snapshot_programs import PROGRAMS
 
     rows: dict[str, Any] = {name: {} for name in PROGRAMS}
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(2 if given.imagined else AT_ONCE) as pool:
         jobs = {
-            pool.submit(_alone, name, stacks, given.keep): (name, stacks)
+            pool.submit(_alone, name, stacks, given): (name, stacks)
             for name in PROGRAMS
             for stacks in STACKS
         }
@@ -299,7 +347,7 @@ def main() -> int:
             name, stacks = jobs[job]
             rows[name][stacks] = job.result()
             print(name, stacks, _line(job.result()), flush=True)
-    device = torch.cuda.get_device_name()
+    device = f"imagined {CARD}" if given.imagined else torch.cuda.get_device_name()
     result = {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "device": device,
@@ -311,6 +359,71 @@ def main() -> int:
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(path)
     return 0
+
+
+def rules_table() -> str:
+    """The table of the rules, from their module."""
+    from pytracer.snapshot import evidence
+
+    lines = str(evidence.__doc__).splitlines()
+    return "\n".join(line for line in lines if line.startswith("|"))
+
+
+def _page_tables(folder: Path) -> str:
+    """A table for each result: the worst of all programs, and each program."""
+    parts = []
+    for path in sorted(folder.glob("snapshots-*.json")):
+        result = json.loads(path.read_text())
+        rows = {
+            f"{name}, {stacks} stacks": row
+            for name, each in result["programs"].items()
+            for stacks in STACKS
+            if "error" not in (row := each[stacks])
+        }
+        head = f"{result['device']}, torch {result['torch']}, {result['date']}. "
+        head += f"The least right and the most wrong of {len(result['programs'])} programs, "
+        worst = "\n".join(_worst(kind, list(rows.values())) for kind in VARIANTS)
+        each = "\n".join(_program(name, row["whole"]) for name, row in rows.items())
+        ruled = "\n".join(_rules(list(rows.values())))
+        parts += [
+            f"**{head[:1].upper()}{head[1:]}with Python's stacks and with all:**",
+            f"| recorded | right at the peak | wrong | right over all events | wrong |\n{_ALIGN}{worst}",
+            f"| recorded whole | right at the peak | unknown | wrong | over all events |\n{_ALIGN}{each}",
+            "How much each rule decides in all of these, by bytes, and how much of that is right:",
+            f"| rule | decides | right |\n|---|---:|---:|\n{ruled}",
+        ]
+    return "\n\n".join(parts)
+
+
+_ALIGN = "|---|---:|---:|---:|---:|\n"
+
+
+def _program(name: str, whole: dict[str, Any]) -> str:
+    peak, events = whole["peak"], whole["events"]
+    cells = (peak["right"], peak["unknown"], peak["wrong"], events["right"])
+    return f"| {name} | {' | '.join(f'{cell:.1%}' for cell in cells)} |"
+
+
+def _rules(rows: list[dict[str, Any]]) -> Iterator[str]:
+    decided: Counter[str] = Counter()
+    right: Counter[str] = Counter()
+    for row in rows:
+        for kind in VARIANTS:
+            for rule, (size, good) in row[kind]["rules"].items():
+                decided[rule] += size
+                right[rule] += good
+    total = sum(decided.values())
+    for rule, size in decided.most_common():
+        yield f"| {rule} | {size / total:.2%} | {right[rule] / size:.2%} |"
+
+
+def _worst(kind: str, rows: list[dict[str, Any]]) -> str:
+    cells = [
+        f"{one(row[kind][at][what] for row in rows):.1%}"
+        for at in ("peak", "events")
+        for what, one in (("right", min), ("wrong", max))
+    ]
+    return f"| {kind} | {' | '.join(cells)} |"
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -143,8 +143,10 @@ class Comparison:
 def compare(digests: Sequence[Digest]) -> Comparison:
     """Compares the ranks of one job."""
     readable = [one for one in digests if one.is_readable]
-    size = max((one.world_size for one in readable), default=1)
     present = {one.rank for one in digests}
+    # A snapshot of torch's does not say how many ranks there were.
+    size = max((one.world_size for one in readable), default=1)
+    size = max(size, *(one.rank + 1 for one in readable), 1)
     parts = _parts(readable)
     between = _clocks(readable)
     most = max((len(one.steps) for one in readable), default=0)

@@ -50,7 +50,7 @@ from numpy.typing import NDArray
 from pytracer.schema import I64, U8, U32, U64, Mask
 from pytracer.snapshot import stacks
 from pytracer.snapshot.facts import Facts
-from pytracer.snapshot.rows import Rows
+from pytracer.snapshot.rows import Rows, numbered
 from pytracer.snapshot.stacks import (
     ENGINE,
     FORWARD,
@@ -142,14 +142,14 @@ def _blas(facts: Facts) -> Mask:
     candidates |= (
         (facts.lives.bytes == _CUBLASLT) & facts.signed(stacks.CASTS) & _called_again(facts)
     )
-    candidates &= facts.forever & ~facts.old
+    candidates &= facts.forever & ~facts.old & ~_is_born_again(facts)
     seen: set[tuple[int, ...]] = set()
     for row in np.flatnonzero(candidates).tolist():
         engine = facts.activity[row] != FORWARD
         key = (int(facts.lives.bytes[row]), int(facts.lives.stream[row]), int(engine))
         beside = row > 0 and facts.call[row] == facts.call[row - 1]
         beside &= row > 0 and facts.run[row] == facts.run[row - 1]
-        if beside and key not in seen and not _is_born_again(facts, row):
+        if beside and key not in seen:
             seen.add(key)
             found[row] = True
     return found
@@ -167,29 +167,33 @@ _CUBLASLT = 1 << 20  # its own workspace, up to torch 2.11
 
 
 def _old_blas(facts: Facts) -> Mask:
-    """Of what is older than the history: kept, and made in a forward, or where no Python runs.
+    """Of what is older than the history: kept, by a call that is made again, or where no Python runs.
 
     Where others have frames, a block without them was made by the engine.
     """
     lives = facts.lives
-    made = (facts.activity == FORWARD) & facts.signed(stacks.CASTS)
+    is_size = np.isin(lives.bytes, CUBLAS_BYTES)
+    is_size |= (lives.bytes == _CUBLASLT) & facts.signed(stacks.CASTS)
+    made = (facts.activity == FORWARD) & (lives.stack != 0) & _called_again(facts)
     if (facts.old & facts.forever & (lives.stack != 0)).any():
         others = (lives.stack != 0) & np.isin(facts.activity, (NOTHING, OPTIMIZER))
         made |= (lives.stack == 0) & ~np.isin(lives.bytes, lives.bytes[others])
-    found: Mask = facts.old & facts.forever & np.isin(lives.bytes, CUBLAS_BYTES) & made
+    found: Mask = facts.old & facts.forever & is_size & made
     return found
 
 
-def _is_born_again(facts: Facts, row: int) -> bool:
-    """Whether a later run of the same activity makes as large a block with the same stack."""
-    lives = facts.lives
-    again = (lives.bytes == lives.bytes[row]) & (lives.stack == lives.stack[row])
-    again &= (facts.run > facts.run[row]) & (facts.activity == facts.activity[row])
-    return bool(again.any())
+def _is_born_again(facts: Facts) -> Mask:
+    """Blocks as large as one that a later run of the same activity makes with the same stack."""
+    alike = numbered(facts.alike, facts.activity)
+    last = np.full(len(alike), -1, np.int64)
+    np.maximum.at(last, alike, facts.run)
+    found: Mask = last[alike] > facts.run
+    return found
 
 
 def _state_of_group(facts: Facts) -> Mask:
-    found: Mask = facts.signed(stacks.INIT_GROUP) & (facts.freed_interval != facts.interval)
+    outlives = facts.forever | (facts.freed_interval != facts.interval)
+    found: Mask = facts.signed(stacks.INIT_GROUP) & outlives
     return found
 
 
@@ -247,15 +251,11 @@ def _as_large_as_gradients(facts: Facts) -> Mask:
     first_backward = int(first[0]) if len(first) else facts.count
     candidates = facts.forever & (facts.category == 0) & (lives.made < first_backward)
     candidates &= (facts.activity == NOTHING) | (facts.old & (lives.stack == 0))
-    gradients = facts.is_of("gradients")
-    known = facts.is_of("weights") & facts.lasting
-    found = np.zeros(len(lives), np.bool_)
-    for size in np.unique(lives.bytes[candidates]).tolist():
-        own = candidates & (lives.bytes == size)
-        here = gradients & (lives.bytes == size)
-        most = _most_at_once(lives.made[here], lives.freed[here])
-        if 0 < int(own.sum()) <= most - int((known & (lives.bytes == size)).sum()):
-            found |= own
+    size = numbered(lives.bytes)
+    own = np.bincount(size[candidates], minlength=len(size))
+    known = np.bincount(size[facts.is_of("weights") & facts.lasting], minlength=len(size))
+    most = _most_at_once(facts, facts.is_of("gradients"), size)
+    found: Mask = candidates & (own + known <= most)[size]
     return found
 
 
@@ -274,11 +274,15 @@ def _repeated(facts: Facts) -> Mask:
 _LAYERS = 4
 
 
-def _most_at_once(made: I64, freed: I64) -> int:
-    """How many of these blocks are alive at once."""
-    changes = np.concatenate([np.ones(len(made), np.int64), -np.ones(len(freed), np.int64)])
-    order = np.lexsort((changes, np.concatenate([made, freed])))
-    return int(np.cumsum(changes[order]).max(initial=0))
+def _most_at_once(facts: Facts, blocks: Mask, size: I64) -> I64:
+    """How many of these blocks are alive at once, for each number of a size."""
+    each, ones = size[blocks], np.ones(int(blocks.sum()), np.int64)
+    change, of = np.concatenate([ones, -ones]), np.concatenate([each, each])
+    at = np.concatenate([facts.lives.made[blocks], facts.lives.freed[blocks]])
+    order = np.lexsort((change, at, of))
+    most = np.zeros(len(size), np.int64)
+    np.maximum.at(most, of[order], np.cumsum(change[order]))  # each size begins and ends at 0
+    return most
 
 
 def _autocast_copies(facts: Facts) -> Mask:
@@ -502,21 +506,19 @@ def _like_other_steps(facts: Facts) -> None:
     lives = facts.lives
     has_stack = lives.stack != 0
     _follow(facts, facts.alike, has_stack & ~facts.is_of("temporaries"), has_stack)
-    ends = np.column_stack([lives.free_stack, lives.bytes.astype(np.int64), facts.freed_kind])
-    _, alike = np.unique(ends, axis=0, return_inverse=True)
+    ends = numbered(lives.free_stack, lives.bytes, facts.freed_kind)
     old = facts.old & ~has_stack & ~facts.forever
     not_in_backward = facts.freed_kind != BACKWARD  # whose own blocks look like what it frees
-    _follow(facts, alike.reshape(-1), ~facts.old & ~facts.forever, old & not_in_backward)
+    _follow(facts, ends, ~facts.old & ~facts.forever, old & not_in_backward)
     # What a program replaces goes as the new one comes.
     run = np.append(facts.line.run, -1)
     there = np.where(facts.old, run[lives.freed], facts.run)
-    places = np.column_stack([there, lives.bytes.astype(np.int64)])
-    _, alike = np.unique(places, axis=0, return_inverse=True)
     at_home = old & (facts.freed_kind == OTHER)
-    _follow(facts, alike.reshape(-1), ~facts.old & (facts.kind == OTHER), at_home)
+    places = numbered(there, lives.bytes)
+    _follow(facts, places, ~facts.old & (facts.kind == OTHER), at_home)
 
 
-def _follow(facts: Facts, alike: NDArray[np.intp] | I64, known: Mask, where: Mask) -> None:
+def _follow(facts: Facts, alike: I64, known: Mask, where: Mask) -> None:
     """Decides blocks as those of the same number are decided, if these agree."""
     count = int(alike.max(initial=-1)) + 1
     least, most = np.full(count, 255, np.uint8), np.zeros(count, np.uint8)

@@ -6,7 +6,7 @@ import numpy as np
 
 from pytracer.schema import CATEGORY, I64, U32, Mask
 from pytracer.snapshot import stacks, timeline as timelines
-from pytracer.snapshot.rows import Rows
+from pytracer.snapshot.rows import Rows, numbered
 from pytracer.snapshot.stacks import NOTHING, OPTIMIZER, Shown
 from pytracer.snapshot.timeline import TRAINING, Doing
 
@@ -84,9 +84,7 @@ class Facts:
     @cached_property
     def alike(self) -> I64:
         """A number for each stack and size."""
-        pairs = np.column_stack([self.lives.stack, self.lives.bytes.astype(np.int64)])
-        _, number = np.unique(pairs, axis=0, return_inverse=True)
-        return number.reshape(-1).astype(np.int64)
+        return numbered(self.lives.stack, self.lives.bytes)
 
     def is_of(self, category: str) -> Mask:
         """Blocks that this category was decided for."""

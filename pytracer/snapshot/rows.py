@@ -93,6 +93,16 @@ def spread(time: I64) -> I64:
     return np.maximum.accumulate(time - room) + room if len(time) else time
 
 
+def numbered(*columns: NDArray[Any]) -> I64:
+    """A number for each row of these columns; equal rows have the same."""
+    number = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        _, each = np.unique(column, return_inverse=True)
+        both = number * (int(each.max(initial=0)) + 1) + each.reshape(-1)
+        number = np.unique(both, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return number
+
+
 def runs(values: NDArray[Any]) -> list[tuple[int, int]]:
     """The first and last position of each run of equal values."""
     if len(values) == 0:

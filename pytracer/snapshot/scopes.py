@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.schema import ACTION, I64, SCOPE_KIND, U32
+from pytracer.schema import ACTION, I64, SCOPE_KIND, U32, Mask
 from pytracer.snapshot.rows import Rows, runs
 from pytracer.snapshot.stacks import ENGINE, FORWARD, NOTHING, OPTIMIZER, RECOMPUTE, UNCLEAR, Shown
 from pytracer.snapshot.timeline import Doing, filled
@@ -47,27 +47,33 @@ class Scopes:
     def annotated(self, own: I64) -> Doing:
         """What annotations add to the activity that events show by their own stacks."""
         self._annotations()
+        table = np.array(self.rows, np.int64).reshape(-1, 6)
+        steps = table[table[:, 4] == SCOPE_KIND["optimizer"], :2]
+        names = [text.startswith("Optimizer.zero_grad") for text in self.strings]
+        cleared = table[np.array(names, np.bool_)[table[:, 3]], :2]
+        begins, in_step, after_step = self._within(steps)
+        _, clears, after_clearing = self._within(cleared)
         activity = own.copy()
-        clears = np.zeros(len(activity), np.bool_)
-        begins = []
-        for begin, end, _, name, kind, _ in self.rows:
-            first, last = np.searchsorted(self.ticks, (begin, end)).tolist()
-            first, last = max(first, self.before), max(last, self.before)
-            part = activity[first:last]
-            if kind == SCOPE_KIND["optimizer"]:
-                part[(part == UNCLEAR) | (part == NOTHING)] = OPTIMIZER
-                begins.append(first)
-            elif self.strings[name].startswith("Optimizer.zero_grad"):
-                part[part == UNCLEAR] = NOTHING
-                clears[first:last] = True
-            else:
-                continue
-            if last < len(activity) and activity[last] == UNCLEAR:
-                activity[last] = NOTHING
+        activity[clears & (activity == UNCLEAR)] = NOTHING
+        activity[in_step & ((activity == UNCLEAR) | (activity == NOTHING))] = OPTIMIZER
+        after = np.concatenate([after_step, after_clearing])
+        after = after[after < len(activity)]
+        activity[after[activity[after] == UNCLEAR]] = NOTHING
         activity = filled(activity)
-        if not begins:
-            begins = [first for first, _ in runs(activity) if activity[first] == OPTIMIZER]
-        return Doing(own, activity, np.array(sorted(begins), np.int64), clears)
+        if len(begins) == 0:
+            firsts = [first for first, _ in runs(activity) if activity[first] == OPTIMIZER]
+            begins = np.array(firsts, np.int64)
+        return Doing(own, activity, np.sort(begins), clears)
+
+    def _within(self, spans: I64) -> tuple[I64, Mask, I64]:
+        """The first events within these spans of time, all events within, those that follow."""
+        first = np.maximum(np.searchsorted(self.ticks, spans[:, 0]), self.before)
+        after = np.maximum(np.searchsorted(self.ticks, spans[:, 1]), self.before)
+        depth = np.zeros(len(self.ticks) + 1, np.int64)
+        np.add.at(depth, first, 1)
+        np.add.at(depth, after, -1)
+        within: Mask = np.cumsum(depth)[:-1] > 0
+        return first.astype(np.int64), within, after.astype(np.int64)
 
     def build(self, activity: I64) -> tuple[U32, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
         """The scope of each event, and the tables of scopes and of their ends."""

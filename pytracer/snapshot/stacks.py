@@ -74,11 +74,11 @@ def signs_of_frame(file: str, name: str) -> int:
     word = name.rpartition(".")[2]
     if file.endswith(_PRODUCTS) and word in ("forward", "_conv_forward"):
         return CASTS
-    if "torch/" in file:
-        return _signs_of_torchs(file, word)
     if file.endswith("transformers/cache_utils.py"):
         return CACHES
-    return LOADED if file.endswith(_LOADERS) and word != "forward" else 0
+    if file.endswith(_LOADERS) and word != "forward":
+        return LOADED
+    return _signs_of_torchs(file, word)
 
 
 def _signs_of_torchs(file: str, name: str) -> int:
@@ -147,7 +147,7 @@ def shown(stacks: Rows, strings: list[str]) -> Shown:
     activity = np.full(count, NOTHING, np.int64)
     signs, python = np.zeros(count, np.uint32), np.zeros(count, np.uint32)
     module, call = np.zeros(count, np.uint32), np.zeros(count, np.uint32)
-    in_engine, calls = [False] * count, [False] * count
+    in_engine, calls, named = [False] * count, [False] * count, [False] * count
     names = {"": 0}
     by_frame: dict[tuple[int, int, bool], tuple[int, int, bool]] = {}
     parents, files, functions = (
@@ -176,8 +176,12 @@ def shown(stacks: Rows, strings: list[str]) -> Shown:
         signs[row] = (inherited & ~_OWN if pythons else inherited) | own_signs
         module[row] = module[parent]
         call[row] = row if own == FORWARD else call[parent]
-        if pythons and calls[above] and not calls[row]:
-            caller = above
+        forward = strings[function].rpartition(".")[2] == "forward"
+        # The frame in a call is the module's own, or a decorator's until its forward comes.
+        named[row] = named[parent] and not calls[row]
+        if pythons and not calls[row] and call[row] and (calls[above] or forward > named[row]):
+            named[row] = forward
+            caller = int(call[row])
             while calls[caller]:
                 caller = int(python[parents[caller]])
             place = f"{_base(strings[files[caller]])}:{lines[caller]}" if caller else ""

@@ -48,8 +48,7 @@ The rules, first match wins. A label is what the capture saw a block hold, at an
 Where no operators were recorded (detail="category"), a 16-bit block of a module under autocast may
 be a copy of a weight or an activation. Where sizes cannot tell, it is unknown (copy_or_activation).
 
-In a recording by another tool (pytracer/snapshot.py reads some) no block has a label. There `held`
-needs an end. All other blocks are temporaries within forward, backward or optimizer, or unknown.
+A memory snapshot of torch comes with its categories: pytracer/snapshot/evidence.py has their rules.
 
 `held` is the last evidence for activations. Being alive proves least: a workspace or a graph's pool
 is alive for its own reasons.
@@ -69,7 +68,6 @@ from pytracer.analysis.facts.evidence import (
     Evidence,
     evidence,
     label_events,
-    was_labelled,
 )
 from pytracer.analysis.facts.lifetimes import lifetimes
 from pytracer.analysis.facts.phases import MISSING
@@ -78,7 +76,6 @@ from pytracer.analysis.facts.timelines import (
     BACKWARD_PHASE,
     DATA,
     FORWARD,
-    OPTIMIZER_PHASE,
     RECOMPUTE,
 )
 from pytracer.recorded import Trace, once_per_trace
@@ -98,8 +95,6 @@ from pytracer.schema import (
 # A module's attribute is a buffer if that many forwards saw it; one that each forward makes anew
 # is seen once.
 _SEEN_AGAIN = 2
-
-_TRAINING = (FORWARD, RECOMPUTE, BACKWARD_PHASE, OPTIMIZER_PHASE)
 
 # Matrix products. Their libraries take scratch memory from the allocator and keep it. In a
 # backward pass the node's name stands for the op.
@@ -198,9 +193,6 @@ def _choose_by_life(trace: Trace, facts: Evidence, out: Categories, label_role: 
     says_more = in_use[sanitized.labels(trace).role[facts.label]]
     out.choose(facts.labelled("functional") & (says_more | ~made_here), "functional", label_role)
     out.choose(facts.labelled("temporaries"), "temporaries", label_role)
-    if not was_labelled(trace):
-        # No label rules out a weight or a gradient, and between phases there is no evidence.
-        made_here &= same & np.isin(facts.moments.made_phase, _TRAINING)
     phase_role = 1 + np.minimum(facts.moments.made_phase, len(PHASES) - 1).astype(np.uint32)
     out.choose(made_here & (same | facts.unsettled), "temporaries", phase_role)
     out.choose(facts.moments.made_phase == DATA, "inputs", ROLE["fetched"])
@@ -265,9 +257,6 @@ def _held(trace: Trace, facts: Evidence) -> Mask:
     kept_from = timelines.timeline(trace).kept_from[moments.made_interval]
     alive = (moments.made_phase == FORWARD) & (kept_from != NEVER)
     is_held: Mask = alive & (moments.freed_ticks > kept_from) & ~facts.unsettled
-    if not was_labelled(trace):
-        # A block that is never freed may also be a weight, a workspace or a result.
-        is_held &= moments.freed_ticks != NEVER
     return is_held
 
 

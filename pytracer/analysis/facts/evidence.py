@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer import meta, sanitized
+from pytracer import sanitized
 from pytracer.analysis.facts import lines, phases, reads, saved_tensors, scopes
 from pytracer.analysis.facts.lifetimes import Lifetimes, lifetimes
 from pytracer.analysis.facts.phases import MISSING, Moments
@@ -27,11 +27,6 @@ class Categories:
         open_ = where & (self.category == CATEGORY["unknown"])
         self.category[open_] = CATEGORY[category]
         self.role[open_] = role[open_] if isinstance(role, np.ndarray) else role
-
-
-def was_labelled(trace: Trace) -> bool:
-    """Whether the capture labelled blocks. Other tools that record blocks do not."""
-    return not meta.of(trace).imported
 
 
 @dataclass(frozen=True)
