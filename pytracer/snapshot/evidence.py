@@ -423,22 +423,21 @@ def _open_calls(facts: Facts) -> dict[int, int]:
     """The calls in which the history ends, by row of the stack table: when each was last left."""
     calls = facts.shown.call[facts.events.stack]
     within = np.flatnonzero((calls != 0) & (facts.own == FORWARD))
-    row = int(facts.events.stack[within[-1]]) if len(within) else 0
+    call = int(calls[within[-1]]) if len(within) else 0
     left = {}
-    while row:
-        if facts.shown.call[row] == row:
-            outside = within[~_below(facts.parents, row)[facts.events.stack[within]]]
-            left[row] = int(outside[-1]) if len(outside) else -1
-        row = int(facts.parents[row])
+    while call:
+        outside = within[~_in_call(facts, call)[facts.events.stack[within]]]
+        left[call] = int(outside[-1]) if len(outside) else -1
+        call = int(facts.shown.call[facts.parents[call]])
     return left
 
 
-def _below(parents: U32, row: int) -> Mask:
-    """Which stacks contain a row."""
-    found = np.zeros(len(parents), np.bool_)
-    found[row] = True
-    for other in range(row + 1, len(parents)):
-        found[other] = found[parents[other]]
+def _in_call(facts: Facts, call: int) -> Mask:
+    """Which stacks contain a call."""
+    found: Mask = facts.shown.call == call
+    for row, parent in enumerate(facts.parents.tolist()):
+        if found[parent]:
+            found[row] = True
     return found
 
 
