@@ -421,24 +421,21 @@ def _left_by_a_call(facts: Facts) -> Mask:
 
 def _open_calls(facts: Facts) -> dict[int, int]:
     """The calls in which the history ends, by row of the stack table: when each was last left."""
-    calls = facts.shown.call[facts.events.stack]
-    within = np.flatnonzero((calls != 0) & (facts.own == FORWARD))
-    call = int(calls[within[-1]]) if len(within) else 0
-    left = {}
+    calls = facts.shown.call.tolist()
+    within = np.flatnonzero((facts.own == FORWARD) & (facts.shown.call[facts.events.stack] != 0))
+    chain = []
+    call = calls[facts.events.stack[within[-1]]] if len(within) else 0
     while call:
-        outside = within[~_in_call(facts, call)[facts.events.stack[within]]]
-        left[call] = int(outside[-1]) if len(outside) else -1
-        call = int(facts.shown.call[facts.parents[call]])
-    return left
-
-
-def _in_call(facts: Facts, call: int) -> Mask:
-    """Which stacks contain a call."""
-    found: Mask = facts.shown.call == call
+        chain.append(call)
+        call = calls[facts.parents[call]]
+    chain.reverse()  # each is within the one before
+    depth = np.zeros(len(calls), np.int64)  # of each stack: how many of the chain it contains
     for row, parent in enumerate(facts.parents.tolist()):
-        if found[parent]:
-            found[row] = True
-    return found
+        at = depth[parent] if row else 0
+        depth[row] = at + (at < len(chain) and calls[row] == chain[at])
+    last = np.full(len(chain) + 1, -1, np.int64)
+    np.maximum.at(last, depth[facts.events.stack[within]], within)
+    return dict(zip(chain, np.maximum.accumulate(last).tolist(), strict=False))
 
 
 RULES: tuple[tuple[str, str, Callable[[Facts], Mask]], ...] = (
