@@ -421,25 +421,21 @@ def _left_by_a_call(facts: Facts) -> Mask:
 
 def _open_calls(facts: Facts) -> dict[int, int]:
     """The calls in which the history ends, by row of the stack table: when each was last left."""
-    calls = facts.shown.call[facts.events.stack]
-    within = np.flatnonzero((calls != 0) & (facts.own == FORWARD))
-    row = int(facts.events.stack[within[-1]]) if len(within) else 0
-    left = {}
-    while row:
-        if facts.shown.call[row] == row:
-            outside = within[~_below(facts.parents, row)[facts.events.stack[within]]]
-            left[row] = int(outside[-1]) if len(outside) else -1
-        row = int(facts.parents[row])
-    return left
-
-
-def _below(parents: U32, row: int) -> Mask:
-    """Which stacks contain a row."""
-    found = np.zeros(len(parents), np.bool_)
-    found[row] = True
-    for other in range(row + 1, len(parents)):
-        found[other] = found[parents[other]]
-    return found
+    calls = facts.shown.call.tolist()
+    within = np.flatnonzero((facts.own == FORWARD) & (facts.shown.call[facts.events.stack] != 0))
+    chain = []
+    call = calls[facts.events.stack[within[-1]]] if len(within) else 0
+    while call:
+        chain.append(call)
+        call = calls[facts.parents[call]]
+    chain.reverse()  # each is within the one before
+    depth = np.zeros(len(calls), np.int64)  # of each stack: how many of the chain it contains
+    for row, parent in enumerate(facts.parents.tolist()):
+        at = depth[parent] if row else 0
+        depth[row] = at + (at < len(chain) and calls[row] == chain[at])
+    last = np.full(len(chain) + 1, -1, np.int64)
+    np.maximum.at(last, depth[facts.events.stack[within]], within)
+    return dict(zip(chain, np.maximum.accumulate(last).tolist(), strict=False))
 
 
 RULES: tuple[tuple[str, str, Callable[[Facts], Mask]], ...] = (

@@ -149,6 +149,7 @@ def shown(stacks: Rows, strings: list[str]) -> Shown:
     module, call = np.zeros(count, np.uint32), np.zeros(count, np.uint32)
     in_engine, calls, named = [False] * count, [False] * count, [False] * count
     names = {"": 0}
+    same: dict[tuple[int, int, int, int], int] = {}
     by_frame: dict[tuple[int, int, bool], tuple[int, int, bool]] = {}
     parents, files, functions = (
         column.tolist() for column in (stacks.parent, stacks.file, stacks.function)
@@ -171,11 +172,13 @@ def shown(stacks: Rows, strings: list[str]) -> Shown:
             activity[row] = RECOMPUTE
         calls[row] = own == FORWARD
         above = int(python[parent])
-        python[row] = row if pythons else above
+        # C++'s frames may differ where Python's are the same: the first such row stands for all.
+        frame = (above, file, function, lines[row])
+        python[row] = same.setdefault(frame, row) if pythons else above
         inherited = int(signs[parent])
         signs[row] = (inherited & ~_OWN if pythons else inherited) | own_signs
         module[row] = module[parent]
-        call[row] = row if own == FORWARD else call[parent]
+        call[row] = python[row] if own == FORWARD else call[parent]
         forward = strings[function].rpartition(".")[2] == "forward"
         # The frame in a call is the module's own, or a decorator's until its forward comes.
         named[row] = named[parent] and not calls[row]
