@@ -26,7 +26,7 @@ PAGE = ROOT / "docs" / "findings.md"
 
 
 def finding_of(sick: Sick) -> str:
-    """The finding or the hint for a program with a mistake."""
+    """The finding, or the first change, for a program with a mistake."""
     t = sick.run()
     if sick.kind == "hint":
         found = changes.changes(t.data, "cpu")

@@ -68,7 +68,8 @@ class Summary(Command):
     """Show a saved trace on one screen.
 
     Shows the memory at the peak: by category, the modules and lines that held
-    most, the bytes that the allocator adds, the duration of a step, and one hint.
+    most, the bytes that the allocator adds, the duration of a step, and the best
+    changes.
 
       pytracer summary                             the newest .pytrace here
       pytracer summary run.pytrace                 this one

@@ -66,7 +66,7 @@ def _safe(text: str) -> str:
 
 
 def _rest(trace: Trace, device: str | None) -> str:
-    """The table's lines below the categories: modules, lines, hints."""
+    """The table's lines below the categories: modules, lines, changes."""
     return without_folders(table(trace, 100, device=device).split("\n\n")[-1])
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis.facts import usage
+from pytracer.analysis.facts import timelines, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import I64, U64, Mask
@@ -20,9 +20,13 @@ class Edit:
     end: U64 | None = None  # ticks: they end no later, and keep their size
 
 
-def peak_after(trace: Trace, device: str, edits: Iterable[Edit]) -> int:
-    """The most requested bytes on the device after these edits, all of them together."""
-    return int(_levels_after(trace, device, edits).max(initial=0))
+def peak_after(trace: Trace, device: str, edits: Iterable[Edit], step: int | None = None) -> int:
+    """The most requested bytes on the device after these edits, all of them together; or in a step."""
+    levels = _levels_after(trace, device, edits)
+    if step is not None:
+        first, end = timelines.bounds(trace)[step : step + 2]
+        levels = levels[first + 1 : end + 1]
+    return int(levels.max(initial=0))
 
 
 def level_after(trace: Trace, device: str, edits: Iterable[Edit], position: int) -> int:

@@ -103,7 +103,7 @@ def every_hint(trace: Trace, device: str) -> list[Hint]:
         for rule in rules:
             of_rule = list(rule(now))
             if then is not None and (not of_rule or rule is _mistakes):
-                of_rule = [replace(each, at_failure=True) for each in rule(then)]
+                of_rule += [replace(each, at_failure=True) for each in rule(then)]
             found += of_rule
     return found
 
@@ -388,7 +388,7 @@ def _activations(now: _Situation) -> Iterator[Hint]:
             f"activations: {advised(now.trace, 'checkpoint')} keeps only their inputs.",
             most.bytes,
             TRADE,
-            _kept_in_all_but_one(now, kept, most.names),
+            _freed_at_the_failure(now, most.names),
             price="up to one more forward of them",
             modules=most.names,
         )
@@ -403,17 +403,22 @@ def _activations(now: _Situation) -> Iterator[Hint]:
         )
 
 
-def _kept_in_all_but_one(now: _Situation, kept: Mask, layers: tuple[str, ...]) -> Edit:
-    """What checkpoints free at this moment: all but the results, and what the last layer keeps."""
+def _freed_at_the_failure(now: _Situation, layers: tuple[str, ...]) -> Edit | None:
+    """What checkpoints free where memory ran out: no results, and nothing of the last layer."""
+    failed = postmortem.failure(now.trace)
+    if failed is None or failed.moment.device != now.peak.device:
+        return None
     alloc, called = allocations(now.trace), scopes.called_modules(now.trace)
+    kept = failed.alive & (alloc.category == CATEGORY["activations"])
+    kept = not_recomputed(now.trace, kept)
     groups = grouping.group(now.trace, "module", kept)
     number = {name: i for i, name in enumerate(layers)}
     of_name = [number.get(called_layer(name, called), -1) for name in groups.names]
     layer = np.full(len(kept), -1)
     layer[kept] = np.array([*of_name, -1])[groups.codes]
-    rows = np.flatnonzero(layer >= 0)
-    rows = rows[np.argsort(alloc.start[rows], kind="stable")]
     freed = layer >= 0
+    rows = np.flatnonzero(freed)
+    rows = rows[np.argsort(alloc.start[rows], kind="stable")]
     last = dict(zip(layer[rows].tolist(), rows.tolist(), strict=True))
     freed[list(last.values())] = False
     if len(rows):

@@ -21,7 +21,7 @@ from pytracer.analysis.facts.scopes import (
     Tree,
 )
 from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import ACTION, I32, PHASE, SCOPE_GRAD, U8, U32, U64, Mask
+from pytracer.schema import ACTION, I32, I64, PHASE, SCOPE_GRAD, U8, U32, U64, Mask
 
 OTHER = PHASE["other"]
 DATA = PHASE["data"]
@@ -75,6 +75,13 @@ def data_scopes(trace: Trace) -> Mask:
     named = scopes.scopes_named(trace, lambda text: text.startswith("enumerate(DataLoader)"))
     is_data: Mask = named & (scopes.tree(trace).kind == USER)
     return is_data
+
+
+def bounds(trace: Trace) -> I64:
+    """The first event of each step, and of what comes after the last; then the number of events."""
+    ticks = trace.events.ticks
+    ends = np.searchsorted(ticks, timeline(trace).step_ends, side="right")
+    return np.concatenate([[0], ends, [len(ticks)]]).astype(np.int64)
 
 
 @dataclass

@@ -68,11 +68,14 @@ def together(trace: Trace, device: str) -> int:
 
 def _replayed(trace: Trace, device: str, peak: int, one: Hint, failed: Failure | None) -> Change:
     after, price, code = None, one.price, ""
-    plan = None if one.at_failure else checkpoint_plans.of_layers(trace, device, one.modules)
+    broken = None if failed is None else failed.moment.step
+    plan = checkpoint_plans.of_layers(trace, device, one.modules, broken)
     if plan is not None:
         after = plan.peak
         price = f"a step takes {plan.time_ratio:.2f} times as long"
-    elif one.edit is not None and not one.at_failure and not one.modules:
+        if one.edit is not None and broken is not None:  # no plan covers a step without its end
+            after = max(after, peak_after(trace, device, [one.edit], broken))
+    elif one.edit is not None and not one.at_failure:
         after = peak_after(trace, device, [one.edit])
     saves, enough = None if after is None else peak - after, one.serves
     if failed is not None and one.edit is not None:

@@ -254,13 +254,15 @@ def plan(
     )
 
 
-def of_layers(trace: Trace, device: str, layers: Iterable[str]) -> Plan | None:
+def of_layers(
+    trace: Trace, device: str, layers: Iterable[str], but: int | None = None
+) -> Plan | None:
     """The plan that checkpoints these layers, as far as that is possible.
 
-    It is replayed in the steps with the highest peaks, and without an allocator.
+    It is replayed in the steps with the highest peaks but for one, and without an allocator.
     """
     wanted = frozenset(in_code(name) for name in layers)
-    work = _Work(trace, device, Part(wanted, tallest_steps(trace, device))) if wanted else None
+    work = _Work(trace, device, Part(wanted, tallest_steps(trace, device, but))) if wanted else None
     if work is None or not work.units:
         return None
     chosen = tuple(work.units)

@@ -47,7 +47,7 @@ class Part:
         sums = np.append(0, np.cumsum(delta))
         later, levels, at_start = _levels(trace, device)
         levels = np.append(at_start, levels)
-        bounds, highest = _bounds(trace), 0
+        bounds, highest = timelines.bounds(trace), 0
         for step in self.steps:
             first, last = np.searchsorted(later, bounds[step : step + 2])
             begin, end = np.searchsorted(position, bounds[step : step + 2])
@@ -61,12 +61,15 @@ class Part:
 
 
 @once_per_trace
-def tallest_steps(trace: Trace, device: str) -> tuple[int, ...]:
-    """The steps with the highest peaks; of those with the same changes in the same order the highest."""
+def tallest_steps(trace: Trace, device: str, but: int | None = None) -> tuple[int, ...]:
+    """The steps with the highest peaks, but for one.
+
+    Of those with the same changes in the same order, it is the highest.
+    """
     later, levels, at_start = _levels(trace, device)
     if len(later) == 0:
         return ()
-    first = np.searchsorted(later, _bounds(trace))
+    first = np.searchsorted(later, timelines.bounds(trace))
     change = np.diff(levels, prepend=at_start).astype(np.uint64)
     lengths = np.diff(first)
     steps = np.flatnonzero(lengths)
@@ -79,7 +82,7 @@ def tallest_steps(trace: Trace, device: str) -> tuple[int, ...]:
     seen: set[tuple[int, int]] = set()
     for row in np.argsort(-peaks, kind="stable").tolist():
         sign = int(signs[row]), int(lengths[row])
-        if sign not in seen:
+        if sign not in seen and int(steps[row]) != but:
             seen.add(sign)
             found.append(int(steps[row]))
     return tuple(found[:_MOST_STEPS])
@@ -88,10 +91,3 @@ def tallest_steps(trace: Trace, device: str) -> tuple[int, ...]:
 @once_per_trace
 def _levels(trace: Trace, device: str) -> tuple[I32, I64, int]:
     return usage.levels_of(trace, device)
-
-
-def _bounds(trace: Trace) -> I64:
-    """The first event of each step, and of what comes after the last; then the number of events."""
-    ticks = trace.events.ticks
-    ends = np.searchsorted(ticks, timelines.timeline(trace).step_ends, side="right")
-    return np.concatenate([[0], ends, [len(ticks)]]).astype(np.int64)
