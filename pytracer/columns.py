@@ -166,6 +166,7 @@ peak_after         Int64   bytes   with this change alone
 price              text    -       what it costs
 numbers            text    -       whether results stay bit-equal
 code               text    -       to paste
+enough             boolean -       for the request that failed; NA where none did
 
 t.cost()
 module*            text    -       or op, or class, as asked for

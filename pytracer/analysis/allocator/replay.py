@@ -414,6 +414,18 @@ def late(trace: Trace, device: str) -> list[str]:
     return [_LATE] if device != "cpu" and steps(trace, device).late_bytes else []
 
 
+def gaps(trace: Trace, device: str) -> int | None:
+    """The bytes between the blocks that were alive when the recording began; None: not known.
+
+    A replay places those blocks without gaps. At worst no later block fits into the real gaps.
+    """
+    if not late(trace, device):
+        return 0
+    reserved = devices.counted(trace, device, "reserved_bytes.current", "begin")
+    return None if reserved is None else max(reserved - steps(trace, device).late_bytes, 0)
+
+
 def reasons(trace: Trace, device: str) -> tuple[str, ...]:
-    """All reasons why a replay with other steps is not known."""
-    return (*wrong(trace, device), *missing(trace, device), *late(trace, device))
+    """All reasons why a replay with other steps is not known, not even between two ends."""
+    began = late(trace, device) if gaps(trace, device) is None else []
+    return (*wrong(trace, device), *missing(trace, device), *began)

@@ -108,6 +108,7 @@ class CheckpointPlan:
     roots: Roots = ONE  # the models, for the code
     reserved: tuple[int, int] | None = None  # the least and the most, as segments may lie
     failing_orders: int = 0  # of segments, in which the chosen plan does not fit
+    is_known: bool = True  # exactly, or between two ends
     proves_failure: bool = True  # if no plan fits
 
     def __str__(self) -> str:
@@ -121,7 +122,7 @@ class CheckpointPlan:
     @property
     def basis(self) -> str:
         """What the figures are: exact, an interval, or not known."""
-        if self.notes:
+        if not self.is_known:
             return replay.NOT_KNOWN
         is_exact = self.reserved is None or self.reserved[0] == self.reserved[1]
         return replay.EXACT if is_exact else replay.INTERVAL
@@ -245,7 +246,8 @@ def plan(
         chosen=best,
         frontier=tuple(_frontier(judged.values())),
         warnings=tuple(work.warnings(best)),
-        notes=replay.reasons(trace, name),
+        notes=replay.reasons(trace, name) or tuple(replay.late(trace, name)),
+        is_known=not replay.reasons(trace, name),
         reserved=reserved,
         failing_orders=failing,
         proves_failure=not replay.wrong(trace, name),
@@ -708,15 +710,20 @@ class _Work:
         return Plan(chosen, peak, reserved, ratio, fits, offloaded, pinned)
 
     def in_orders(self, plan: Plan, budget: int | None) -> tuple[tuple[int, int] | None, int]:
-        """What the plan reserves in a few orders of segments, and in how many it does not fit."""
+        """What the plan reserves in a few orders of segments, and in how many it does not fit.
+
+        At most, gaps of the time before the recording lie beside that.
+        """
         if self.device == "cpu":
             return None, 0
         steps = self.steps_of(plan.modules, plan.offloaded)
-        rules = replay.recorded_rules(self.trace, self.device, budget)
+        beside = replay.gaps(self.trace, self.device) or 0
+        left = None if budget is None else max(budget - beside, 0)
+        rules = replay.recorded_rules(self.trace, self.device, left)
         tried = replay.in_orders(steps, rules, replay.FEW_ORDERS)
         if tried["failed"] == tried["orders"]:
             return None, tried["failed"]
-        return (tried["lowest_peak"], tried["highest_peak"]), tried["failed"]
+        return (tried["lowest_peak"], tried["highest_peak"] + beside), tried["failed"]
 
     def time_ratio(self, chosen: tuple[str, ...], offloaded: tuple[str, ...] = ()) -> float:
         """A step's time with the plan, over that without it."""
