@@ -165,6 +165,7 @@ class Variable(NamedTuple):
     graph_addresses: tuple[int, ...]
     behind_numbers: tuple[int, ...]
     bound: int  # how many items it may hold at most; 0: any number
+    path: str  # from a root of the program to its tensors; "" in older files
 
 
 class Share(NamedTuple):
@@ -221,6 +222,7 @@ class Meta(NamedTuple):
     cuda_problem: str
     calls_problem: str
     variables: tuple[Variable, ...]
+    search_cut: str  # where the search for variables ended early: "after 100,000 objects"
     failed: bool
     ended_by: str  # the exception that ended the recording, of a kind and with its text
     callback_errors: int
@@ -272,6 +274,7 @@ def read(document: Mapping[str, Any]) -> Meta:
         cuda_problem=_text(get("cuda_problem")),
         calls_problem=_text(get("calls_problem")),
         variables=tuple(map(_variable, _objects(get("variables")))),
+        search_cut=_text(get("search_cut")),
         failed=get("failed") is True,
         ended_by=_text(get("ended_by")),
         callback_errors=_whole(get("callback_errors")) or 0,
@@ -468,7 +471,8 @@ def _variable(document: Mapping[str, Any]) -> Variable:
     lists = (_each(int, document.get(name)) for name in Variable._fields[1:4])
     own, saved, behind = (tuple(one for one in each if 0 <= one < 2**64) for each in lists)
     bound = _whole(document.get("bound")) or 0
-    return Variable(_text(document.get("name")), own, saved, behind, bound)
+    name, path = (_text(document.get(key)) for key in ("name", "path"))
+    return Variable(name, own, saved, behind, bound, path)
 
 
 # ---------------------------------------------------------------- values

@@ -56,6 +56,7 @@ tree_map: Callable[..., Any]
 wait_on_gpu: Callable[[int], None]
 work_of_future: Callable[[Any], Any]
 without_modes: Callable[[], Any]
+without_torch_function: Callable[[], Any]
 
 
 class Private(NamedTuple):
@@ -144,6 +145,7 @@ NAMES = {
     "wait_on_gpu": Private("torch.cuda:_sleep", _GEMM),
     "work_of_future": Private("torch._C._distributed_c10d:_create_work_from_future", _IMAGINE),
     "without_modes": Private("torch.utils._python_dispatch:_disable_current_modes", _IMAGINE),
+    "without_torch_function": Private("torch._C:DisableTorchFunctionSubclass", _GRAPHS),
     "DataDependentOutputException": Private(f"{_FAKE}:DataDependentOutputException", _IMAGINE),
     "DynamicOutputShapeException": Private(f"{_FAKE}:DynamicOutputShapeException", _IMAGINE),
     "FakeStore": Private("torch.testing._internal.distributed.fake_pg:FakeStore", _IMAGINE),

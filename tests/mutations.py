@@ -286,6 +286,7 @@ META_KEYS = [
     "phase_times",
     "cuda_problem",
     "variables",
+    "search_cut",
     "frameworks",
     "cells",
     "failed",

@@ -4,14 +4,28 @@ An object's kind is read from its type: `isinstance` would ask the object, and a
 Its contents are read where Python and torch keep them, so no override of the program is called.
 """
 
+import os
+import sysconfig
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeGuard, TypeVar, overload
 
 import torch
 
-from pytracer._native import C
+from pytracer._native import HERE, C
 
 T = TypeVar("T")
+# The folders of torch, of pytracer, of Python and of installed packages.
+INSTALLED = tuple(
+    {
+        f"{folder}{os.sep}"
+        for folder in (
+            str(Path(torch.__file__).parent),
+            str(HERE),
+            *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+        )
+    }
+)
 
 
 @overload

@@ -209,7 +209,7 @@ class Session:
         try:
             self.phases.finish(wait=wait and not self.failed)
             self._look_once_more()
-            self._learned["variables"] = C.quietly(variables_of, sys._getframe(1)) or []
+            self._learned |= C.quietly(variables_of, sys._getframe(1)) or {"variables": []}
             self._learned["frameworks"] = C.quietly(frameworks_of, sys._getframe(1)) or []
             self._learned["cells"] = C.quietly(notebook_cells) or {}
             return self._finish()

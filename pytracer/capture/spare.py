@@ -7,10 +7,8 @@ nothing misses it. This is read from bytecode and reference counts, and none of 
 
 import dis
 import inspect
-import os
 import re
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -18,20 +16,11 @@ from typing import NamedTuple
 
 import torch
 
-from pytracer._native import HERE, C
+from pytracer._native import C
+from pytracer.capture.looking import INSTALLED
 
 _DEEPEST = 30  # frames
 _LONGEST_CODE = 20_000  # bytes: reading it takes about 20 ms
-_INSTALLED = tuple(
-    {
-        f"{folder}{os.sep}"
-        for folder in (
-            str(Path(torch.__file__).parent),
-            str(HERE),
-            *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-        )
-    }
-)
 # Functions that may read any variable. `model.eval()` is none of them.
 _READ_ALL = {"builtins", "dir", "eval", "exec", "globals", "locals", "vars"}
 # In LOAD_FAST_LOAD_FAST and STORE_FAST_LOAD_FAST: what is done with each of the two names.
@@ -62,7 +51,7 @@ def _is_the_programs(code: CodeType) -> bool:
     A cell of a notebook is not: the next cell may read every variable.
     """
     file = code.co_filename
-    is_own = not file.startswith((*_INSTALLED, "<")) and len(code.co_code) <= _LONGEST_CODE
+    is_own = not file.startswith((*INSTALLED, "<")) and len(code.co_code) <= _LONGEST_CODE
     return is_own and not sys.flags.interactive and Path(file).is_file()
 
 

@@ -1,164 +1,322 @@
-"""Finds the program's variables that hold tensors when a trace ends, to name what a leak keeps.
+"""Finds the program's variables that hold tensors when a trace ends, and the way to what they hold.
 
 It looks once, at the end, and keeps only names, addresses and counts. It changes neither the
-variables, nor dictionaries that the program got from `locals()`, nor how long objects live.
+variables, nor dictionaries that the program got from `locals()`, nor how long objects live. The
+search goes from all variables at once, one step after the other: so it finds the shortest way.
 """
 
-import contextlib
+import dis
 import inspect
 import itertools
+import logging
 import os
 import sys
+import threading
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType, FunctionType, ModuleType
-from typing import Any
+from types import CodeType, FrameType, ModuleType
+from typing import Any, NamedTuple
 
 import torch
 
 from pytracer._native import HERE, C
-from pytracer.capture import graph
-from pytracer.capture.labels import contents
-from pytracer.capture.looking import is_a
+from pytracer.capture import referents
+from pytracer.capture.looking import INSTALLED, is_a
+from pytracer.capture.referents import Link, Referents
+from pytracer.names import short_path
 
-_MOST_ITEMS = 300  # of one container
-_LAST = slice(-_MOST_ITEMS, None)
-_MOST_VISITS = 3_000  # of one variable
-_DEEPEST_CONTAINER = 3
-_DEEPEST_ATTRIBUTE = 2  # self.buffer.rows
-_MOST_LOOKS = 50_000  # of one frame, at variables, attributes and items
-# Objects whose attributes are no data of the program's own.
-_NO_RECORDS = (type, ModuleType, FunctionType, torch.nn.Module)
-_MOST_NODES = 5_000  # of one variable's graph
-_MOST_SAVED = 2_000  # tensors of one graph: enough to recognise it
+_MOST_OBJECTS = 100_000  # in one search
+_MOST_SECONDS = 2.0
+_MOST_PLACES = 20_000
+_MOST_SAVED = 2_000  # addresses of one place: enough to recognise it
 _MOST_VARIABLES = 200
 _DEEPEST = 30  # frames
+_MOST_THREADS = 64
+_CONTAINERS = (dict, list, tuple)
+_LONGEST_CODE = 20_000  # bytes: reading it takes about 20 ms
 # The folders of torch and pytracer, whole: a program may be in a folder of the same name.
 _LIBRARIES = (f"{Path(torch.__file__).parent}{os.sep}", f"{HERE}{os.sep}", "<frozen ")
 # A notebook's own code holds everything of the user's in dicts of its own. Part of the paths.
 _NOTEBOOKS = tuple(f"{os.sep}{name}{os.sep}" for name in ("IPython", "ipykernel"))
 
 
-def variables_of(frame: FrameType | None) -> list[dict[str, Any]]:
-    """Returns the tensors that variables of the frame, its callers and the main program hold."""
-    rows: list[dict[str, Any]] = []
-    seen_globals: set[int] = set()
+def variables_of(frame: FrameType | None) -> dict[str, Any]:
+    """Returns the program's variables that hold tensors, and how the search for them ended."""
+    search = _Search(_Program(frame))
+    try:
+        search.run()
+        return {"variables": search.rows(), "search_cut": search.cut}
+    finally:
+        search.let_go()
+
+
+# ---------------------------------------------------------------- where the search begins
+
+
+class _Root(NamedTuple):
+    """A variable of the program, without its value: places refer to each other in circles."""
+
+    name: str
+    where: str  # before its name: "thread loader: "
+    file: str
+    code: CodeType | None  # that gives it its value, if that is known
+
+
+class _Program:
+    """The program's frames and modules."""
+
+    def __init__(self, frame: FrameType | None) -> None:
+        self._frame = frame
+        modules = [(n, C.attributes_of(m)) for n, m in [*sys.modules.items()] if _is_module(m)]
+        self._own = [(name, held) for name, held in modules if _is_own(held)]
+        self._codes = dict[int, CodeType]()  # by the identity of a module's globals
+        self._seen = set[int]()
+
+    def names(self) -> list[str]:
+        """The names of the program's own modules."""
+        return ["__main__", *(name for name, _ in self._own)]
+
+    def roots(self) -> Iterator[tuple[_Root, Any]]:
+        """The variables and their values, those of the innermost frames first and those of libraries last."""
+        frames = list(_frames(self._frame))
+        self._codes |= {id(f.f_globals): f.f_code for f in frames if not _is_function(f)}
+        own = [f for f in frames if not f.f_code.co_filename.startswith(INSTALLED)]
+        for frame in own:
+            yield from self._of_frame(frame)
+        main = C.attributes_of(sys.modules.get("__main__"))  # where a notebook's variables are
+        yield from self._of_globals(main, "")
+        for name, held in self._own:
+            yield from self._of_globals(held, f"{name.rpartition('.')[2]}.")
+        yield from self._of_threads()
+        yield from _registered()
+        for frame in frames:
+            if frame not in own:
+                yield from self._of_frame(frame)
+
+    def _of_frame(self, frame: FrameType, where: str = "") -> Iterator[tuple[_Root, Any]]:
+        code = frame.f_code
+        if _is_function(frame):  # otherwise its locals are its globals
+            for name, value in C.locals_of(frame).items():
+                yield _Root(name, where, code.co_filename, code), value
+        yield from self._of_globals(frame.f_globals, "")
+
+    def _of_globals(self, held: dict[str, Any], prefix: str) -> Iterator[tuple[_Root, Any]]:
+        if id(held) in self._seen:
+            return
+        self._seen.add(id(held))
+        file = dict.get(held, "__file__", "")
+        code = self._codes.get(id(held))
+        for name, value in list(dict.items(held)):
+            if type(name) is str and not name.startswith("__"):
+                where = file if type(file) is str else ""
+                yield _Root(f"{prefix}{name}", "", where, code), value
+
+    def _of_threads(self) -> Iterator[tuple[_Root, Any]]:
+        own = threading.get_ident()
+        names = {each.ident: each.name for each in threading.enumerate()}
+        for ident, innermost in itertools.islice(sys._current_frames().items(), _MOST_THREADS):
+            if ident != own:
+                where = f"thread {names.get(ident, ident)}: "
+                for frame in _frames(innermost):
+                    if not frame.f_code.co_filename.startswith(INSTALLED):
+                        yield from self._of_frame(frame, where)
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
     for _ in range(_DEEPEST):
         if frame is None:
-            break
-        if not _is_of_a_library(frame.f_code.co_filename):
-            if frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # otherwise its locals are its globals
-                rows += _held_by(C.locals_of(frame).items())
-            if id(frame.f_globals) not in seen_globals:
-                seen_globals.add(id(frame.f_globals))
-                rows += _held_by(list(dict.items(frame.f_globals)))
+            return
+        module = dict.get(frame.f_globals, "__name__")
+        if not _is_of_a_library(frame.f_code.co_filename) and not referents.is_machinery(module):
+            yield frame
         frame = frame.f_back
-    main = vars(sys.modules["__main__"])  # where a notebook's cells keep their variables
-    if id(main) not in seen_globals:
-        rows += _held_by(list(dict.items(main)))
-    return rows[:_MOST_VARIABLES]
+
+
+def _is_function(frame: FrameType) -> bool:
+    return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
 
 
 def _is_of_a_library(file: str) -> bool:
     return file.startswith(_LIBRARIES) or any(part in file for part in _NOTEBOOKS)
 
 
-def _held_by(variables: Iterable[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
-    looks, bounds = iter(range(_MOST_LOOKS)), dict[str, int]()
-    for name, value in _with_attributes(variables):
-        if type(value) is deque and value.maxlen is not None:
-            bounds[name] = value.maxlen
-        if name.startswith("__"):
-            continue
-        tensors = list(_tensors(value, looks))
-        addresses, saved = _addresses(tensors), _saved_by_graph(tensors)
-        if next(looks, None) is None:
+def _is_module(value: object) -> bool:
+    return is_a(value, ModuleType)
+
+
+def _is_own(held: dict[str, Any]) -> bool:
+    file = dict.get(held, "__file__")
+    return type(file) is str and not file.startswith(INSTALLED)
+
+
+def _registered() -> Iterator[tuple[_Root, Any]]:
+    """What Python itself keeps for the program: loggers, and the exception shown last."""
+    for name in ("last_value", "last_exc"):
+        yield _Root(f"sys.{name}", "", "", None), sys.__dict__.get(name)
+    yield _Root("logging.getLogger()", "", "", None), logging.root
+    for name, logger in [*logging.Logger.manager.loggerDict.items()]:
+        yield _Root(f"logging.getLogger({name!r})", "", "", None), logger
+
+
+def _line_of(code: CodeType, name: str) -> int:
+    """The first line that gives the variable a value, or the code's own."""
+    arguments = code.co_argcount + code.co_kwonlyargcount
+    if name in code.co_varnames[:arguments] or len(code.co_code) > _LONGEST_CODE:
+        return code.co_firstlineno
+    for one in dis.get_instructions(code):
+        stored = one.argval if type(one.argval) is tuple else (one.argval,)
+        if "STORE" in one.opname and name in stored:
+            lines = (line for begin, end, line in code.co_lines() if begin <= one.offset < end)
+            return next(filter(None, lines), code.co_firstlineno)
+    return code.co_firstlineno
+
+
+# ---------------------------------------------------------------- the search
+
+
+class _Place:
+    """All objects that are reached in the same way, whatever item of a container each one is."""
+
+    __slots__ = (
+        *("addresses", "behind", "bound", "children", "is_open"),
+        *("name", "parent", "saved", "weights", "word"),
+    )
+
+    def __init__(self, parent: "_Place | _Root", word: str, name: str, bound: int) -> None:
+        self.parent, self.word, self.name, self.bound = parent, word, name, bound
+        self.is_open = True  # whether the program can write the name to get here
+        self.weights: _Place | None = None  # where the outermost module is, inside of one
+        self.children: dict[tuple[str, str, int], _Place] = {}
+        self.addresses: dict[int, int] = {}  # and the bytes of each
+        self.saved: dict[int, int] = {}
+        self.behind: set[int] = set()
+
+    def after(self, link: Link, owner: object) -> "_Place":
+        """The place that the link leads to."""
+        how, word, _, bound = link
+        if how == referents.SAME or (how == referents.SUBMODULE and not self.is_open):
+            return self
+        if how == referents.WEIGHT and self.weights is not None:
+            return self.weights.after(link._replace(how=referents.ITEM), owner)
+        known = self.children.get((how, word, bound))
+        if known is None:
+            known = self.children[how, word, bound] = self._make(how, word, bound, owner)
+        return known
+
+    def _make(self, how: str, word: str, bound: int, owner: object) -> "_Place":
+        goes_on = how in (referents.ATTRIBUTE, referents.SUBMODULE)
+        if how == referents.VARIABLE:
+            place = _Place(self, f" -> {word}", word.rpartition(": ")[2], bound)
+        elif goes_on and self.is_open:
+            part = f"[{word}]" if word.isdigit() else f".{word}"
+            place = _Place(self, part, f"{self.name}{part}", bound or self.bound)
+        else:
+            word = f"{referents.name_of(type(owner))}.{word}" if goes_on else word
+            place = _Place(self, f" -> {word}", self.name, bound or self.bound)
+            place.is_open = False
+        if how != referents.VARIABLE:
+            place.weights = self.weights
+        return place
+
+    def path(self, lines: dict[_Root, int]) -> str:
+        """The way from the root. `lines` keeps where roots get their values."""
+        words, at = list[str](), self
+        while not isinstance(at.parent, _Root):
+            words.append(at.word)
+            at = at.parent
+        root = at.parent
+        if root.code is not None and root not in lines:
+            lines[root] = _line_of(root.code, root.name)
+        line = f":{lines[root]}" if root in lines else ""
+        place = f"{short_path(root.file, '')}{line} " if root.file else ""
+        return f"{root.where}{place}{root.name}{''.join(reversed(words))}"
+
+
+class _Search:
+    """A search that goes in breadth: whatever it has seen it has reached by the shortest way."""
+
+    def __init__(self, program: _Program) -> None:
+        self._referents = Referents(program.names())
+        self._todo = deque[tuple[Any, _Place]]()
+        self._seen = dict[int, Any]()  # keeps what it has seen, so that identities last
+        self._places = list[_Place]()  # those that have tensors, in the order they were reached
+        self.cut = ""
+        for root, value in program.roots():
+            if self._referents.handler(value) is not None:
+                self._reach(value, _Place(root, "", root.name, 0))
+
+    def run(self) -> None:
+        """Looks at everything, or at as much as the bounds let it."""
+        until = time.monotonic() + _MOST_SECONDS
+        while self._todo:
+            if len(self._seen) > _MOST_OBJECTS or len(self._places) > _MOST_PLACES:
+                self.cut = f"after {_MOST_OBJECTS:,} objects"
+                break
+            if time.monotonic() > until:
+                self.cut = f"after {_MOST_SECONDS:.0f} seconds"
+                break
+            value, place = self._todo.popleft()
+            handler = self._referents.handler(value)
+            if handler is None:
+                continue
+            if place.weights is None and is_a(value, torch.nn.Module):
+                place.weights = place
+            for link in handler(value):
+                if link.how == referents.SAVED:
+                    self._note(link.value, place.after(link, value), saved=True)
+                else:
+                    self._reach(link.value, place, link, value)
+
+    def _reach(
+        self, value: Any, place: _Place, link: Link | None = None, owner: object = None
+    ) -> None:
+        if (type(value) in _CONTAINERS and not value) or id(value) in self._seen:
             return
-        if addresses or saved:
-            yield {
-                "name": name,
-                "addresses": sorted(addresses),
-                "graph_addresses": sorted(saved),
-                "behind_numbers": sorted(_addresses(filter(_is_number_of_many, tensors))),
-                "bound": bounds.get(name, 0),
-            }
-
-
-def _with_attributes(variables: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yields the variables, attributes of their objects, and attributes of those.
-
-    `self` is followed by `self.history`, and later by `self.buffer.rows`. Attributes of a module's
-    attributes belong to the model.
-    """
-    level = [(name, value, _DEEPEST_ATTRIBUTE) for name, value in variables]
-    while level:
-        yield from ((name, value) for name, value, _ in level)
-        level = [
-            (f"{name}.{key}", attribute, 0 if is_a(value, torch.nn.Module) else depth - 1)
-            for name, value, depth in level
-            if depth and not is_a(value, (type, ModuleType, FunctionType, torch.Tensor))
-            for key, attribute in _public(value)
-        ]
-
-
-def _public(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the object's public attributes, as far as its dictionary has them."""
-    for key, attribute in list(C.attributes_of(value).items())[:_MOST_ITEMS]:
-        if type(key) is str and not key.startswith("_"):
-            yield key, attribute
-
-
-def _tensors(value: Any, looks: Iterator[int]) -> Iterator[torch.Tensor]:
-    """Yields the tensors in Python's own containers, and in objects that lie in these.
-
-    A long container is read only at its end, where a leak would be.
-    """
-    todo = [(value, _DEEPEST_CONTAINER)]
-    for _ in itertools.islice(looks, _MOST_VISITS):
-        if not todo:
+        if self._referents.handler(value) is None:
             return
-        item, depth = todo.pop()
-        if is_a(item, torch.Tensor):
-            if not is_a(item, torch.nn.Parameter):
-                yield item
-        elif depth and is_a(item, dict):
-            inner = itertools.islice(reversed(dict.values(item)), _MOST_ITEMS)
-            todo.extend((part, depth - 1) for part in inner)
-        elif depth and is_a(item, list):
-            todo.extend((part, depth - 1) for part in list.__getitem__(item, _LAST))
-        elif depth and is_a(item, tuple):
-            todo.extend((part, depth - 1) for part in tuple.__getitem__(item, _LAST))
-        elif depth and type(item) is deque:
-            with contextlib.suppress(RuntimeError):  # another thread is putting something in
-                last = itertools.islice(reversed(item), _MOST_ITEMS)
-                todo.extend([(part, depth - 1) for part in last])
-        elif depth and type(item).__name__.endswith("Cache"):  # transformers' keys and values
-            todo.append((contents(item), depth))
-        elif 0 < depth < _DEEPEST_CONTAINER and not is_a(item, _NO_RECORDS):
-            todo.extend((part, depth - 1) for _, part in _public(item))
+        self._seen[id(value)] = value
+        if link is not None:
+            place = place.after(link, owner)
+        if is_a(value, torch.Tensor):
+            self._note(value, place)
+            place = place.after(Link(referents.ITEM, "tensor", None), value)
+        self._todo.append((value, place))
+
+    def _note(self, tensor: torch.Tensor, place: _Place, *, saved: bool = False) -> None:
+        address, size, elements, element_bytes = C.memory_of(tensor)
+        held = place.saved if saved else place.addresses
+        if address == 0 or len(held) >= _MOST_SAVED:
+            return
+        if not (place.addresses or place.saved):
+            self._places.append(place)
+        held[address] = size
+        # One element has the memory of many: some of torch's losses reduce in place.
+        is_plain = not saved and place.weights is None and not is_a(tensor, torch.nn.Parameter)
+        if is_plain and elements == 1 and size > 64 * element_bytes:
+            place.behind.add(address)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The places that hold most, in the order in which they were reached."""
+        size = [sum({**p.addresses, **p.saved}.values()) for p in self._places]
+        most = sorted(range(len(size)), key=lambda i: -size[i])[:_MOST_VARIABLES]
+        lines = dict[_Root, int]()
+        return [_row(self._places[i], lines) for i in sorted(most)]
+
+    def let_go(self) -> None:
+        """Keeps none of the program's objects any longer."""
+        self._seen.clear()
+        self._todo.clear()
+        self._referents.let_go()
 
 
-def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
-    return {C.memory_of(tensor)[0] for tensor in tensors} - {0}
-
-
-def _is_number_of_many(tensor: torch.Tensor) -> bool:
-    """Whether one element has the memory of many: some of torch's losses reduce in place."""
-    address, storage_bytes, elements, element_bytes = C.memory_of(tensor)
-    return bool(address and elements == 1 and storage_bytes > 64 * element_bytes)
-
-
-def _saved_by_graph(tensors: Iterable[torch.Tensor]) -> set[int]:
-    """Returns the addresses of tensors that the graphs behind these tensors have saved."""
-    ends = []
-    for tensor in tensors:
-        with contextlib.suppress(RuntimeError):  # a view whose base was changed in place
-            if tensor.grad_fn is not None:
-                ends.append(tensor)
-    saved: set[int] = set()
-    for node in itertools.islice(graph.nodes(ends), _MOST_NODES):
-        if len(saved) >= _MOST_SAVED:
-            break
-        saved |= _addresses(graph.saved_by(node))
-    return saved
+def _row(place: _Place, lines: dict[_Root, int]) -> dict[str, Any]:
+    return {
+        "name": place.name,
+        "addresses": sorted(place.addresses),
+        "graph_addresses": sorted(place.saved),
+        "behind_numbers": sorted(place.behind),
+        "bound": place.bound,
+        "path": f"{place.path(lines)}{' -> tensor' if place.addresses else ''}",
+    }

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from pytracer import meta
 from pytracer.analysis.answers import training_steps
 from pytracer.analysis.answers.edits import Edit
-from pytracer.analysis.answers.keepers import bound_of, has_graph, keeper_of, kinds
+from pytracer.analysis.answers.keepers import Keeper, keeper_of, kinds
 from pytracer.analysis.answers.outer_calls import outermost, outermost_calls
 from pytracer.analysis.answers.situation import Finding, Proof, Situation, at_peak
 from pytracer.analysis.facts import grouping, lines, scopes, timelines, usage
@@ -30,15 +31,15 @@ def kept_results(now: Situation) -> list[Finding]:
     turns = _equal_calls(now)
     rows = [_results(now, turns, leak) for leak in _leaks(now, turns)] if turns else []
     _, leaks = _of_steps(now.trace, now.device)
-    filling = [leak for leak in leaks if bound_of(now, leak.keeper)]
+    filling = [leak for leak in leaks if leak.keeper.bound]
     rows += [_filling(now, leak) for leak in filling]
     return [row for row in rows if row.bytes > 0]
 
 
 def _filling(now: Situation, leak: "_Leak") -> Finding:
     evidence = (
-        f"`{leak.keeper}` still fills, by {size_text(leak.each)} per step: it may hold "
-        f"{bound_of(now, leak.keeper):,} items"
+        f"`{leak.keeper.name}` still fills, by {size_text(leak.each)} per step: it may hold "
+        f"{leak.keeper.bound:,} items"
     )
     return now.finding("kept", leak.alike & (allocations(now.trace).end < 0), evidence, "")
 
@@ -53,9 +54,9 @@ class Growing:
 
 @dataclass(frozen=True)
 class _Leak:
-    """What one keeper, "" if unknown, keeps of each turn."""
+    """What one keeper keeps of each turn."""
 
-    keeper: str
+    keeper: Keeper
     own: Mask
     alike: Mask  # the blocks made like them, in any turn
     each: int  # bytes per turn
@@ -67,7 +68,7 @@ def growing(now: Situation) -> Iterator[Growing]:
     if turns is None:
         return
     for leak in leaks:
-        if bound_of(now, leak.keeper):
+        if leak.keeper.bound:
             continue  # it may be far from full, and then it grows no more
         yield Growing(_growth(now, turns, leak), leak.alike)
     yield from _swelling(now, turns)
@@ -156,7 +157,7 @@ def _swollen(now: Situation, turns: "_Turns", own: Mask, amount: int) -> Finding
     keeper = keeper_of(now, own, kinds(now.trace))
     evidence = (
         f"Memory grows by {size_text(amount)} per {turns.word}: "
-        f"{f'`{keeper}`' if keeper else 'a tensor'} made at {at} is made anew in each, and larger"
+        f"{f'`{keeper.name}`' if keeper else 'a tensor'} made at {at} is made anew in each, and larger{keeper.way}"
     )
     change = "write into a buffer made once, or keep a list of small results on the CPU"
     there = now.bytes(own & now.alive)
@@ -172,9 +173,10 @@ def _growth(now: Situation, turns: "_Turns", leak: _Leak) -> Finding:
         lines = grouping.holders(now.trace, "line", leak.own)[:_MOST_LINES]
         large = [row.name for row in lines if row.bytes * _PART > now.bytes(leak.own)]
         made = f", made at {', '.join(large or [line])}"
-    by = f"`{leak.keeper}` keeps" if leak.keeper else "something keeps"
+    by = f"`{leak.keeper.name}` keeps" if leak.keeper else "something keeps"
     amount = size_text(leak.each)
     evidence = f"Memory grows by {amount} per {turns.word}{made}: {by} what {turns.make}"
+    evidence += leak.keeper.way or _search_cut(now)
     earlier = leak.alike & (turns.of_allocation < turns.at(now.position)) & now.alive
     proof = Proof(leak.own, turns.last, len(turns.settled))
     change, there = _instead_of_keeping(now, leak.keeper), now.bytes(earlier)
@@ -187,24 +189,30 @@ def _results(now: Situation, turns: "_Turns", leak: _Leak) -> Finding:
     alloc = allocations(now.trace)
     at_the_end = leak.alike & (alloc.end < 0)
     calls = len(np.unique(turns.of_allocation[at_the_end]))
-    by = f"`{leak.keeper}` still held" if leak.keeper else "something still held"
+    by = f"`{leak.keeper.name}` still held" if leak.keeper else "something still held"
     evidence = (
         f"When the trace ended, {by} {size_text(now.bytes(at_the_end))} that {calls} calls had made"
+        f"{leak.keeper.way}"
     )
     change, there = _instead_of_keeping(now, leak.keeper), leak.alike & now.alive
     return replace(now.finding("kept", at_the_end, evidence, change), at_peak=now.bytes(there))
 
 
-def _instead_of_keeping(now: Situation, keeper: str) -> str:
+def _search_cut(now: Situation) -> str:
+    cut = meta.of(now.trace).search_cut
+    return f" (the search for what keeps it ended {cut})" if cut else ""
+
+
+def _instead_of_keeping(now: Situation, keeper: Keeper) -> str:
     # Detaching a graph's output frees the graph; a tensor alone stays, detached or not. After a
     # backward the graph has freed its saved tensors.
     trains = bool((scopes.tree(now.trace).kind == BACKWARD).any())
     may_have = not trains and bool(outermost(now.trace).with_grad.any())
-    graph = has_graph(now, keeper) if keeper else may_have
+    graph = keeper.has_graph if keeper else may_have
     instead = "x.detach() (keeps x, not its graph)" if graph else "x.mean().item()"
     change = f"keep a number, not a tensor: loss.item(), or {instead}"
     if keeper:
-        change = f"put numbers into `{keeper}`, not tensors: loss.item(), or {instead}"
+        change = f"put numbers into `{keeper.name}`, not tensors: loss.item(), or {instead}"
     if not graph:
         change += "; tensors that are needed (predictions, a replay buffer) need a bound"
     if graph and not trains:
@@ -212,15 +220,15 @@ def _instead_of_keeping(now: Situation, keeper: str) -> str:
     return change
 
 
-def _by_keeper(now: Situation, kept: Mask, kind: U64) -> dict[str, Mask]:
-    """These allocations by the variable that keeps them, "" if it is unknown.
+def _by_keeper(now: Situation, kept: Mask, kind: U64) -> dict[Keeper, Mask]:
+    """These allocations by the variable that keeps them, if it is known.
 
     Lines (or modules) with the same keeper are one leak, because one graph keeps the blocks of many
     lines. All other lines count together, under the keeper of most of their blocks.
     """
     key = "line" if grouping.holders(now.trace, "line", kept) else "module"
     by_holder = grouping.group(now.trace, key, kept)
-    groups: dict[str, Mask] = {}
+    groups: dict[Keeper, Mask] = {}
     rest = kept.copy()
     for holder in grouping.holders(now.trace, key, kept)[:_MOST_LINES]:
         own = np.zeros(len(kept), np.bool_)

@@ -1,4 +1,8 @@
-"""Which variable keeps blocks."""
+"""Which variable keeps blocks, and by which way."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -9,41 +13,60 @@ from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import U64, Mask
 
 _MANY = 250  # blocks in one variable; the trace has only the last 300 of a longer list
+_NUMBER = re.compile(r"\[\d+\]")
 
 
-def keeper_of(now: Situation, own: Mask, kind: U64) -> str:
-    """The variable that held most blocks like these at the end, itself or in its graph; or "".
+@dataclass(frozen=True)
+class Keeper:
+    """A variable of the program; "" if none is known."""
+
+    name: str = ""
+    path: str = field(default="", compare=False)  # the way to most of what it keeps
+    bound: int = field(default=0, compare=False)  # of its items; 0: any number
+    has_graph: bool = field(default=False, compare=False)  # which still has its saved tensors
+
+    def __bool__(self) -> bool:
+        return bool(self.name)
+
+    @property
+    def way(self) -> str:
+        """The path in brackets, if it tells more than the name."""
+        return f" ({self.path})" if self.path else ""
+
+
+def keeper_of(now: Situation, own: Mask, kind: U64) -> Keeper:
+    """The variable that held most blocks like these at the end, itself or in its graph.
 
     Each step overwrites its variables, so the last step's blocks identify the variable. If no such
-    block is left at the end, the variable is gone, too.
+    block is left at the end, the variable is gone, too. The same attribute of the layers of a stack
+    is one variable.
     """
     alloc = allocations(now.trace)
     own = (alloc.completed < 0) & np.isin(kind, np.unique(kind[own]))
     if not own.any():
-        return ""
+        return Keeper()
     size = dict(zip(alloc.address[own].tolist(), alloc.requested_bytes[own].tolist(), strict=True))
-    held: dict[str, int] = {}
-    count: dict[str, int] = {}
+    return _keeper(now, size, str) or _keeper(now, size, lambda name: _NUMBER.sub("[*]", name))
+
+
+def _keeper(now: Situation, size: dict[int, int], named: Callable[[str], str]) -> Keeper:
+    """The keeper of most of these bytes by address, where equally named variables are one."""
+    rows = dict[str, list[meta.Variable]]()
     for variable in meta.of(now.trace).variables:
-        distinct = {*variable.addresses, *variable.graph_addresses}
-        held[variable.name] = sum(size.get(address, 0) for address in distinct)
-        count[variable.name] = len(distinct & size.keys())
-    most = max(held, key=lambda name: held[name], default="")
-    if most and (held[most] > sum(size.values()) // 2 or count[most] >= _MANY):
-        return most
-    return ""
+        rows.setdefault(named(variable.name), []).append(variable)
+    held = {
+        name: set[int]().union(*map(_addresses, own)) & size.keys() for name, own in rows.items()
+    }
+    amount = {name: sum(map(size.__getitem__, those)) for name, those in held.items()}
+    most = max(amount, key=amount.__getitem__, default="")
+    if not most or (amount[most] <= sum(size.values()) // 2 and len(held[most]) < _MANY):
+        return Keeper()
+    row = max(rows[most], key=lambda each: sum(size.get(one, 0) for one in _addresses(each)))
+    return Keeper(most, row.path, row.bound, any(each.graph_addresses for each in rows[most]))
 
 
-def has_graph(now: Situation, variable: str) -> bool:
-    """Whether the variable's graph still has its saved tensors."""
-    variables = meta.of(now.trace).variables
-    return any(each.graph_addresses for each in variables if each.name == variable)
-
-
-def bound_of(now: Situation, variable: str) -> int:
-    """How many items the variable may hold at most; 0 if nothing says so."""
-    variables = meta.of(now.trace).variables
-    return max((each.bound for each in variables if each.name == variable), default=0)
+def _addresses(variable: meta.Variable) -> set[int]:
+    return {*variable.addresses, *variable.graph_addresses}
 
 
 @once_per_trace

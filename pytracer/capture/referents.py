@@ -1,0 +1,386 @@
+"""What an object refers to, read from where Python and torch keep it: none of the program runs.
+
+Each link has the word by which the program would reach the object: an attribute, an item, a variable
+of a closure or of a frame. Weak references refer to nothing.
+"""
+
+import contextlib
+import functools
+import gc
+import itertools
+import queue
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import (
+    AsyncGeneratorType,
+    BuiltinFunctionType,
+    CodeType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    TracebackType,
+)
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from pytracer import private_torch
+from pytracer._native import HERE, C
+from pytracer.capture import graph
+from pytracer.capture.looking import is_a
+from pytracer.names import short_path
+
+MOST_ITEMS = 300  # of one container: its last
+_LAST = slice(-MOST_ITEMS, None)
+_FEW_KEYS = 16  # a dictionary with so few names is a record: each name is told apart
+_LONGEST_KEY = 40
+
+# How a link goes on from the name that the program has for the object before.
+ATTRIBUTE = "attribute"  # the name with a dot
+SUBMODULE = "submodule"  # the same for a module in a module, by its name or number
+WEIGHT = "weight"  # a tensor that belongs to the outermost module
+ITEM = "item"  # of a container: the name is still the container's
+VARIABLE = "variable"  # a name of its own
+SAVED = "saved"  # what a node of a graph has saved
+SAME = "same"  # no step worth a word
+
+
+class Link(NamedTuple):
+    """One step from an object to one that it refers to."""
+
+    how: str
+    word: str
+    value: Any
+    bound: int = 0  # how many such objects it may refer to; 0: any number
+
+
+_Links = Iterator[Link]
+_Handler = Callable[[Any], _Links]
+
+# They refer to nothing that a program keeps there; modules and types of others are no data.
+_NOTHING = (
+    *(bool, int, float, complex, str, bytes, bytearray, range, slice, type(None), type(...)),
+    *(CodeType, ModuleType, weakref.ReferenceType, weakref.ProxyType, weakref.CallableProxyType),
+    *(torch.dtype, torch.device, torch.Size, torch.Generator, np.generic, np.dtype),
+)
+# What runs the program (a test, a notebook, a recording) holds all of it, and names nothing of it.
+_MACHINERY = ("pytracer", "_pytest", "pytest", "pluggy", "hypothesis", "IPython", "ipykernel")
+name_of: Callable[[type], str] = type.__dict__["__name__"].__get__
+_module_of: Callable[[type], Any] = type.__dict__["__module__"].__get__
+_bases_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+_flags_of: Callable[[type], int] = type.__dict__["__flags__"].__get__
+_dict_of: Callable[[type], int] = type.__dict__["__dictoffset__"].__get__
+_names_of: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
+_FRAMES: dict[type, tuple[str, str]] = {
+    GeneratorType: ("generator", "gi_frame"),
+    CoroutineType: ("coroutine", "cr_frame"),
+    AsyncGeneratorType: ("generator", "ag_frame"),
+}
+_OF_EXCEPTIONS = ("__traceback__", "__context__", "__cause__", "args")
+
+
+def is_machinery(module: object) -> bool:
+    """Whether the module of this name runs the program, and is no part of it."""
+    return type(module) is str and module.partition(".")[0] in _MACHINERY
+
+
+class Referents:
+    """Lists what objects refer to. `own` are the names of the program's own modules."""
+
+    def __init__(self, own: Iterable[str]) -> None:
+        self._own = frozenset(own)
+        self._handlers: dict[int, tuple[type, _Handler | None]] = {}  # by the type's identity
+
+    def handler(self, value: object) -> _Handler | None:
+        """The function that lists what such an object refers to; None if that is nothing."""
+        kind = type(value)
+        known = self._handlers.get(id(kind))
+        if known is None:
+            known = self._handlers[id(kind)] = kind, self._handler_of(kind)
+        return known[1]
+
+    def let_go(self) -> None:
+        """Keeps none of the program's types any longer."""
+        self._handlers.clear()
+
+    def _handler_of(self, kind: type) -> _Handler | None:
+        if issubclass(kind, torch.Tensor):
+            return _of_tensor
+        if issubclass(kind, _NOTHING) or is_machinery(_module_of(kind)):
+            return None
+        if issubclass(kind, type):
+            return self._of_class
+        for base, handler in (
+            *((torch.nn.Module, _of_module), (FunctionType, _of_function)),
+            *((dict, _of_dict), (list, _of_list), (tuple, _of_tuple), (deque, _of_deque)),
+            *((queue.Queue, _of_queue), (BaseException, _of_exception), (np.ndarray, _of_array)),
+            *((TracebackType, _of_traceback), (FrameType, _of_frame), (MethodType, _of_method)),
+            *((functools.partial, _of_partial), (BuiltinFunctionType, _of_builtin)),
+        ):
+            if issubclass(kind, base):
+                return handler
+        if kind in _FRAMES:
+            return _of_generator
+        if kind is type(functools.lru_cache(len)):
+            return _of_lru_cache
+        return _of_node if _is_node(kind) else self._of_object
+
+    def _of_class(self, kind: Any) -> _Links:
+        if _module_of(kind) in self._own:
+            for name, value in list(_names_of(kind).items()):
+                if not (name.startswith("__") and name.endswith("__")):
+                    yield Link(ATTRIBUTE, name, value)
+
+    def _of_object(self, value: Any) -> _Links:
+        yield from _attributes(value)
+        kind = type(value)
+        if _module_of(kind) in self._own:
+            yield Link(VARIABLE, f"class: {name_of(kind)}", kind)
+        if not _dict_of(kind) or any(not _flags_of(b) & _HEAP for b in _bases_of(kind)[:-1]):
+            # An iterator, a property, a set: what a type of Python's own keeps in C.
+            for inner in gc.get_referents(value)[_LAST]:
+                yield Link(ITEM, name_of(kind), inner)
+
+
+_HEAP = 1 << 9  # the flag of types that were made by a class statement
+
+
+def _attributes(value: Any) -> _Links:
+    for name, inner in list(dict.items(C.attributes_of(value))):
+        if type(name) is str:
+            yield Link(ATTRIBUTE, name, inner)
+    for base in _bases_of(type(value)):
+        for name, slot in list(_names_of(base).items()):
+            if type(slot) is MemberDescriptorType and _flags_of(base) & _HEAP:
+                with contextlib.suppress(AttributeError):  # it is empty
+                    yield Link(ATTRIBUTE, name, slot.__get__(value))
+
+
+def _of_dict(value: Any) -> _Links:
+    word, names = _container(value, dict), dict.__len__(value) <= _FEW_KEYS
+    last = None
+    with contextlib.suppress(RuntimeError):  # another thread is putting something in
+        for key, inner in [*itertools.islice(reversed(dict.items(value)), MOST_ITEMS)]:
+            if names and type(key) is str:
+                yield Link(ITEM, f"{word}[{_text_of(key)}]", inner)
+                continue
+            last = last or f"{word}[{_text_of(key)}]"
+            yield Link(ITEM, last, inner)
+            yield Link(ITEM, f"key of {word}", key)
+    if type(value) is not dict:
+        yield from _attributes(value)
+
+
+def _text_of(key: object) -> str:
+    """The key as the program writes it, if that calls nothing of the program's; else its type."""
+    if type(key) in (str, int, float, bool, type(None), torch.dtype, torch.device):
+        text = repr(key)
+    elif type(key) in (tuple, torch.Size):
+        text = f"({', '.join(map(_text_of, key))})"  # type: ignore[call-overload]
+    else:
+        text = name_of(type(key))
+    return text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}..."
+
+
+def _container(value: object, kind: type) -> str:
+    return name_of(kind if type(value) is kind else type(value))
+
+
+def _of_list(value: Any) -> _Links:
+    word = _container(value, list)
+    for inner in list.__getitem__(value, _LAST):
+        yield Link(ITEM, word, inner)
+    if type(value) is not list:
+        yield from _attributes(value)
+
+
+def _of_tuple(value: Any) -> _Links:
+    word = _container(value, tuple)
+    for inner in tuple.__getitem__(value, _LAST):
+        yield Link(ITEM, word, inner)
+    if type(value) is not tuple:
+        yield from _attributes(value)
+
+
+def _of_deque(value: Any) -> _Links:
+    bound: int = deque.__dict__["maxlen"].__get__(value) or 0
+    with contextlib.suppress(RuntimeError):  # another thread is putting something in
+        for inner in [*itertools.islice(deque.__reversed__(value), MOST_ITEMS)]:
+            yield Link(ITEM, _container(value, deque), inner, bound)
+    if type(value) is not deque:
+        yield from _attributes(value)
+
+
+def _of_queue(value: Any) -> _Links:
+    bound = C.attributes_of(value).get("maxsize")
+    for link in _attributes(value):
+        yield link._replace(bound=bound if type(bound) is int and bound > 0 else 0)
+
+
+def _of_module(module: Any) -> _Links:
+    attributes = C.attributes_of(module)
+    for name, inner in list(dict.items(attributes)):
+        if name == "_modules":
+            for part, one in C.items_of(inner):
+                yield Link(SUBMODULE, part, one)
+        elif name == "_parameters":
+            for _, tensor in C.items_of(inner):
+                yield Link(WEIGHT, "parameter", tensor)
+        elif name == "_buffers":
+            for part, tensor in C.items_of(inner):
+                yield Link(ATTRIBUTE, part, tensor)
+        elif type(name) is str:
+            yield Link(ATTRIBUTE, name, inner)
+
+
+def _of_function(function: Any) -> _Links:
+    code, name = function.__code__, function.__qualname__
+    for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        with contextlib.suppress(ValueError):  # it is empty
+            yield Link(VARIABLE, f"closure of {name}: {variable}", cell.cell_contents)
+    if function.__defaults__:
+        names = code.co_varnames[: code.co_argcount][-len(function.__defaults__) :]
+        for variable, value in zip(names, function.__defaults__, strict=False):
+            yield Link(VARIABLE, f"default of {name}: {variable}", value)
+    for variable, value in dict.items(function.__kwdefaults__ or {}):
+        yield Link(VARIABLE, f"default of {name}: {variable}", value)
+    yield from _attributes(function)
+
+
+def _of_method(method: Any) -> _Links:
+    yield Link(ATTRIBUTE, "__self__", method.__self__)
+    yield Link(ATTRIBUTE, "__func__", method.__func__)
+
+
+def _of_builtin(function: Any) -> _Links:
+    yield Link(ATTRIBUTE, "__self__", function.__self__)
+
+
+def _of_partial(value: Any) -> _Links:
+    for name in ("args", "keywords", "func"):
+        yield Link(ATTRIBUTE, name, functools.partial.__dict__[name].__get__(value))
+    yield from _attributes(value)
+
+
+def _of_lru_cache(function: Any) -> _Links:
+    bound = _size_of(function)
+    attributes = C.attributes_of(function)
+    wrapped = attributes.get("__wrapped__")
+    for inner in gc.get_referents(function)[_LAST]:
+        if inner is not wrapped and inner is not attributes and not is_a(inner, type):
+            yield Link(ITEM, "lru_cache", inner, bound)
+    yield from _attributes(function)
+
+
+def _size_of(function: Any) -> int:
+    """The size that the cache was given, where functools keeps it; 0 for no bound."""
+    told = C.attributes_of(function).get("cache_parameters")
+    if type(told) is FunctionType and told.__code__.co_filename == functools.__file__:
+        named = dict(zip(told.__code__.co_freevars, told.__closure__ or (), strict=False))
+        with contextlib.suppress(KeyError, ValueError):
+            size = named["maxsize"].cell_contents
+            return size if type(size) is int else 0
+    return 0
+
+
+def _of_generator(value: Any) -> _Links:
+    word, name = _FRAMES[type(value)]
+    frame = getattr(value, name)
+    if frame is not None:
+        for variable, inner in C.locals_of(frame).items():
+            yield Link(VARIABLE, f"{word} {_place_of(frame)}: {variable}", inner)
+
+
+def _of_exception(value: Any) -> _Links:
+    for name in _OF_EXCEPTIONS:
+        inner = BaseException.__dict__[name].__get__(value)
+        if inner is not None:
+            yield Link(ITEM, f"{name_of(type(value))}.{name}", inner)
+    yield from _attributes(value)
+
+
+def _of_traceback(value: Any) -> _Links:
+    yield Link(SAME, "", value.tb_frame)
+    yield Link(SAME, "", value.tb_next)
+
+
+def _of_frame(frame: Any) -> _Links:
+    """A frame is kept with its callers', also after these have returned."""
+    if not frame.f_code.co_filename.startswith(f"{HERE}"):
+        for variable, inner in C.locals_of(frame).items():
+            yield Link(ITEM, f"frame of {_place_of(frame)}: {variable}", inner)
+    yield Link(SAME, "", frame.f_back)
+
+
+def _place_of(frame: FrameType) -> str:
+    code = frame.f_code
+    return f"{code.co_name} ({short_path(code.co_filename, '')}:{frame.f_lineno})"
+
+
+def _of_array(value: Any) -> _Links:
+    yield Link(ATTRIBUTE, "base", np.ndarray.__dict__["base"].__get__(value))
+    if type(value) is not np.ndarray:
+        yield from _attributes(value)
+
+
+# ---------------------------------------------------------------- torch
+
+
+def _of_tensor(tensor: Any) -> _Links:
+    kind = type(tensor)
+    attributes = C.attributes_of(tensor)
+    # torch's own kinds have attributes that are no data of the program's, but the tensors inside.
+    is_own = kind in (torch.Tensor, torch.nn.Parameter) or not _is_of_torch(kind)
+    for name, value in list(dict.items(attributes)):
+        if type(name) is str and (is_own or is_a(value, torch.Tensor)):
+            yield Link(ATTRIBUTE, name, value)
+    yield Link(ATTRIBUTE, "grad", C.gradient_of(tensor))
+    for hooks in gc.get_referents(tensor):
+        if is_a(hooks, dict) and hooks is not attributes:
+            yield Link(ATTRIBUTE, "hooks", hooks)
+    yield Link(ITEM, "grad_fn", grad_fn_of(tensor))
+
+
+def _is_of_torch(kind: type) -> bool:
+    return str(_module_of(kind)).startswith("torch.")
+
+
+_GRAD_FN: Any = torch.Tensor.grad_fn
+
+
+def grad_fn_of(tensor: Any) -> Any:
+    """The node that made the tensor, whatever a subclass would say."""
+    with contextlib.suppress(RuntimeError):  # a view whose base was changed in place
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            return tensor.grad_fn
+        with private_torch.without_torch_function():
+            return _GRAD_FN.__get__(tensor)
+    return None
+
+
+def _is_node(kind: type) -> bool:
+    return any(
+        type(_names_of(base).get("next_functions")) is GetSetDescriptorType
+        for base in _bases_of(kind)
+    )
+
+
+def _of_node(node: Any) -> _Links:
+    for following, _ in node.next_functions:
+        yield Link(SAME, "", following)
+    for tensor in graph.saved_by(node):
+        yield Link(SAVED, "saved tensor", tensor)
+    kind = type(node)
+    if issubclass(kind, private_torch.python_function):
+        for name, value in list(dict.items(C.attributes_of(node))):
+            word = f"{name_of(kind).removesuffix('Backward')}'s ctx.{name}"
+            yield Link(ITEM, word, value)
+    elif name_of(kind) == "AccumulateGrad":
+        yield Link(ITEM, "leaf", node.variable)
