@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pytracer.analysis.answers import postmortem, training_steps
 from pytracer.analysis.answers.postmortem import Failure, Held
-from pytracer.analysis.facts import owners
+from pytracer.analysis.facts import owners, usage
 from pytracer.analysis.forecasts import changes
 from pytracer.export import advice_text
 from pytracer.export.table import Paint, category_lines, cut_in_front, paragraph
@@ -91,7 +91,9 @@ def _fitted(name: str, parts: list[str], line: str, room: int) -> str:
 
 def _changes(trace: Trace, failed: Failure, width: int) -> Iterator[str]:
     """The list of changes: the same as on the screen, to its end."""
-    rows = changes.changes(trace, failed.moment.device)
+    device = failed.moment.device
+    seen = (*usage.devices(trace), usage.main_device(trace))  # others have no peak to lower
+    rows = changes.changes(trace, device) if device in seen else []
     for row in rows:
         yield from paragraph(row.kind, advice_text.said(row), width)
     if rows and failed.missing is None:
