@@ -25,6 +25,33 @@ def replay(document: Document) -> str:
     return "\n".join([_table(heads, rows), "", *_problems(document), _machine(document)])
 
 
+def advice(*documents: Document) -> str:
+    """A row per change that was made: what a replay said, and what the changed program saved."""
+    parts = []
+    for document in documents:
+        rows = [
+            [
+                row["program"],
+                row["kind"],
+                _short(row["change"]),
+                *(f"{row[name] / (1 << 20):,.2f} MiB" for name in ("saves", "measured")),
+                f"{(row['saves'] - row['measured']) / row['peak']:+.2%}",
+            ]
+            for row in document["rows"]
+            if row.get("measured") is not None
+        ]
+        heads = ["program", "kind", "change", "said to save", "saved", "of the peak"]
+        where = f"Measured on {document['machine']}, torch {document['torch']}, {document['date']}."
+        parts.append("\n".join([_table(heads, rows), "", where]))
+    return "\n\n".join(parts)
+
+
+def _short(text: str) -> str:
+    """The sentence up to its reasons."""
+    first = text.partition(":")[0].partition(", made at")[0]
+    return first.replace("|", "/")
+
+
 def _off(run: Document) -> float:
     measured: int = run["measured"][PEAK]
     return abs(run["predicted"][PEAK] - measured) / measured

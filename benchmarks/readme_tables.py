@@ -55,9 +55,10 @@ IMAGINE_PAGE = ROOT / "docs" / "imagine.md"
 EXPORTS_PAGE = ROOT / "docs" / "chrome-trace.md"
 RANKS_PAGE = ROOT / "docs" / "ranks.md"
 REPORT_PAGE = ROOT / "docs" / "report.md"
+FINDINGS_PAGE = ROOT / "docs" / "findings.md"
 PAGES = (
     *(README, OVERHEAD_PAGE, ACCURACY_PAGE, COST_PAGE, GEMM_PAGE, PREDICTION_PAGE, IMAGINE_PAGE),
-    *(EXPORTS_PAGE, RANKS_PAGE, REPORT_PAGE),
+    *(EXPORTS_PAGE, RANKS_PAGE, REPORT_PAGE, FINDINGS_PAGE),
 )
 
 # The modes that a reader compares, in order: our levels, then the peers.
@@ -486,6 +487,10 @@ def main() -> int:
         for document in sorted(documents, key=lambda one: one["machine"]["date"])[-1:]:
             text = getattr(imagine_tables, name)(document)
             after[IMAGINE_PAGE] = between(after[IMAGINE_PAGE], f"imagine-{name}", text)
+    made = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("advice-*.json"))]
+    after[FINDINGS_PAGE] = between(
+        after[FINDINGS_PAGE], "advice", prediction_tables.advice(*reversed(made))
+    )
     for name, make in (("attribution", attribution_table), ("ledger", ledger_text)):
         for path in sorted(RESULTS.glob(f"{name}-nvidia-*.json"))[:1]:
             text = make(json.loads(path.read_text()))
