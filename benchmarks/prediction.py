@@ -322,13 +322,13 @@ def ratios_from_costs(training: Training, device: str, ways: list[Way]) -> list[
     """Returns the predicted time of each way, from a trace with costs."""
     import pytracer
     from pytracer.analysis.facts import usage
-    from pytracer.analysis.forecasts.checkpoint_plans import _Work
+    from pytracer.analysis.forecasts.planned import Work
 
     model, optimizer, _ = training
     with pytracer.trace(model, optimizer, devices=device, cost=True, table=False) as recorded:
         for _ in range(STEPS):
             step(training)
-    work = _Work(recorded.data, usage.main_device(recorded.data))
+    work = Work(recorded.data, usage.main_device(recorded.data))
     return [work.judge(tuple(each), tuple(moved), 1).time_ratio for each, moved in ways]
 
 
@@ -439,7 +439,7 @@ def budgets_and_plans(name: str, file: Path, base: dict[str, Any]) -> Iterator[d
     """Yields budgets from roomy to tight with their plans, and at last one with offloading."""
     import pytracer
     from pytracer.analysis.facts import usage
-    from pytracer.analysis.forecasts.checkpoint_plans import _Work
+    from pytracer.analysis.forecasts.planned import Work
 
     recorded = pytracer.load(file)
     smallest = recorded.checkpoint_plan(1).chosen
@@ -448,7 +448,7 @@ def budgets_and_plans(name: str, file: Path, base: dict[str, Any]) -> Iterator[d
     chosen = [(budget, recorded.checkpoint_plan(budget).chosen) for budget in asked]
     device = usage.main_device(recorded.data)
     if device != "cpu":
-        work = _Work(recorded.data, device)
+        work = Work(recorded.data, device)
         half = tuple(work.units)[: len(work.units) // 2]
         needs = work.judge((), half, 1).peak_reserved or 1
         chosen.append((needs, work.judge((), half, needs)))

@@ -27,8 +27,9 @@ from pytracer.analysis.allocator import replay, settings as allocator_settings
 from pytracer.analysis.allocator.steps import recorded_settings
 from pytracer.analysis.answers import training_steps
 from pytracer.analysis.facts import devices, timelines, usage
-from pytracer.analysis.forecasts.checkpoint_plans import CheckpointPlan, Plan
+from pytracer.analysis.forecasts.checkpoint_plans import CheckpointPlan
 from pytracer.analysis.forecasts.fits import Fits
+from pytracer.analysis.forecasts.planned import Plan
 from pytracer.analysis.forecasts.verified import Figure, Verified
 from pytracer.analysis.forecasts.what_if import WhatIf
 from pytracer.recorded import Trace, load

@@ -12,7 +12,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from pytracer import errors, load, trace
-from pytracer.analysis.forecasts.checkpoint_plans import _Work, of_layers
+from pytracer.analysis.forecasts.checkpoint_plans import of_layers
+from pytracer.analysis.forecasts.planned import Work
 from pytracer.analysis.forecasts.tallest_steps import tallest_steps
 from tests.trace_builder import TraceBuilder
 
@@ -228,7 +229,7 @@ MEASURED = {
 @pytest.mark.parametrize("layers", MEASURED)
 def test_plans_of_a_recording_of_an_h200_needed_that_to_the_byte(layers: tuple[int, ...]) -> None:
     """cuBLAS took scratch for the backward's thread, and what a layer was given went before its bias."""
-    work = _Work(load(DATA / "plans-h200.pytrace").data, "cuda:0")
+    work = Work(load(DATA / "plans-h200.pytrace").data, "cuda:0")
     plan = work.judge(tuple(f"layers.{number}" for number in layers), (), 1)
     peak, reserved = MEASURED[layers]
     assert plan.peak == peak
@@ -240,7 +241,7 @@ def test_a_plan_that_failed_in_its_budget_on_an_h200_is_not_called_fitting() -> 
     t = load(DATA / "plans-h200.pytrace")
     budget = 1734931906
     failed = tuple(f"layers.{number}" for number in range(1, 7))
-    assert not _Work(t.data, "cuda:0").judge(failed, (), budget).fits
+    assert not Work(t.data, "cuda:0").judge(failed, (), budget).fits
     found = t.checkpoint_plan(budget)
     assert found
     assert len(found.modules) > len(failed)
@@ -301,7 +302,7 @@ def test_the_frontier_is_a_table_in_which_less_memory_takes_more_time() -> None:
 def test_every_block_that_a_plan_makes_is_freed_once() -> None:
     """What the edits add to what is in use is nothing in the end, but for what is kept at the end."""
     base = transformer()
-    for unit in _Work(base.data, "cpu").units.values():
+    for unit in Work(base.data, "cpu").units.values():
         made = sum(size for size in unit.edits.bytes if size > 0)
         freed = -sum(size for size in unit.edits.bytes if size < 0)
         assert made == freed
@@ -318,7 +319,7 @@ def test_a_trace_without_a_backward_gets_one_clear_line() -> None:
 
 
 def test_layers_of_a_stack_are_candidates_and_not_what_is_inside_of_them() -> None:
-    assert set(_Work(transformer().data, "cpu").units) == {f"h.{i}" for i in range(5)}
+    assert set(Work(transformer().data, "cpu").units) == {f"h.{i}" for i in range(5)}
 
 
 @pytest.mark.parametrize("varies", [True, False])
@@ -335,7 +336,7 @@ def test_a_plan_of_layers_is_that_of_all_steps(varies: bool) -> None:
             optimizer.step()
             optimizer.zero_grad()
     layers = tuple(f"h.{number}" for number in range(4))
-    found, work = of_layers(t.data, "cpu", layers), _Work(t.data, "cpu")
+    found, work = of_layers(t.data, "cpu", layers), Work(t.data, "cpu")
     assert found is not None
     assert found.peak == work.peak(layers)
     assert found.time_ratio == pytest.approx(work.time_ratio(layers))

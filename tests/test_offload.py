@@ -9,7 +9,7 @@ from torch import nn
 import pytracer
 from pytracer import errors
 from pytracer.analysis.allocator import steps as steps_of
-from pytracer.analysis.forecasts.checkpoint_plans import _Work
+from pytracer.analysis.forecasts.planned import Work
 from pytracer.offload import _Waiting, offload
 from pytracer.units import parse_size, size_text
 from tests.test_checkpoint_plans import Stack, transformer
@@ -71,7 +71,7 @@ def test_weights_and_what_the_module_is_given_stay() -> None:
 
 def test_a_plan_offloads_no_more_than_may_be_pinned() -> None:
     t = pytracer.load(H200)
-    work = _Work(t.data, "cuda:0")
+    work = Work(t.data, "cuda:0")
     one = next(iter(work.units.values())).pinned
     assert t.checkpoint_plan(1, pinned=one - 1).offloaded == ()
     for room in (one, 3 * one, "64GiB"):
@@ -97,7 +97,7 @@ def test_a_budget_that_checkpoints_alone_do_not_reach_is_reached_by_offloading_t
 
 
 def test_every_block_that_is_moved_comes_and_goes_once() -> None:
-    work = _Work(pytracer.load(H200).data, "cuda:0")
+    work = Work(pytracer.load(H200).data, "cuda:0")
     for unit in work.units.values():
         edits = unit.offload
         assert sum(edits.bytes) == 0 or max(edits.position) == replay_end(work)
@@ -109,7 +109,7 @@ def test_every_block_that_is_moved_comes_and_goes_once() -> None:
         assert len(again) == len(set(again))
 
 
-def replay_end(work: _Work) -> int:
+def replay_end(work: Work) -> int:
     return int(steps_of.steps(work.trace, work.device).position.max())
 
 
