@@ -934,6 +934,30 @@ def test_a_leak_that_begins_late_is_told_per_step() -> None:
     steady = training_steps.steady_growth
     assert steady([0] * 20 + [5] * 17) == training_steps.Growth(1, [5] * 17)
     assert steady([4, -4, 2, -2, *[5] * 9]) == training_steps.Growth(1, [5] * 9)
+    # Also where single steps go up and down by more than the leak.
+    assert steady([0] * 30 + [9, -1] * 15) == training_steps.Growth(2, [8] * 15)
+    assert steady([8, -8] * 15 + [14, -2] * 15).per_step == 6
+
+
+def test_the_shortest_run_that_explains_a_growth_is_told() -> None:
+    steady = training_steps.steady_growth
+    assert steady(([0] * 7 + [8]) * 20) == training_steps.Growth(8, [8] * 20)
+    assert steady([5, 1, -1, 3] * 9).steps == 4
+
+
+def test_a_growth_is_told_per_step_in_which_it_grew_and_since_when() -> None:
+    """Batches of any length stay until the next: single steps go up and down."""
+    program, kept = Program(), []
+    with trace(program.model, program.optimizer, stacks=True, devices="cpu", table=False) as t:
+        for step in range(48):
+            program.batch = torch.randn(64 + 192 * (step * 7 % 5), 128)
+            if step >= 21:
+                kept.append(torch.zeros(64, 1024))
+            program.step()
+    evidence = str(rows_of(t)["growth"]["evidence"])
+    assert "Memory grows by 256 KiB per step since step 21, made at" in evidence
+    assert "`kept` keeps what each step makes (tests/test_findings.py:" in evidence
+    assert rows_of(t)["growth"]["bytes"] == kept[0].nbytes
 
 
 @given(st.lists(st.integers(0, 1000), min_size=8, max_size=24))
