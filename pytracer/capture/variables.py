@@ -176,11 +176,14 @@ def _line_of(code: CodeType, name: str) -> int:
 # ---------------------------------------------------------------- the search
 
 
+_Key = tuple[str, str, int, int]  # a link's how, word and bound, and the owner's type
+
+
 class _Place:
     """All objects that are reached in the same way, whatever item of a container each one is."""
 
     __slots__ = (
-        *("addresses", "behind", "bound", "children", "is_open"),
+        *("addresses", "behind", "bound", "children", "is_open", "key"),
         *("name", "parent", "saved", "weights", "word"),
     )
 
@@ -188,7 +191,8 @@ class _Place:
         self.parent, self.word, self.name, self.bound = parent, word, name, bound
         self.is_open = True  # whether the program can write the name to get here
         self.weights: _Place | None = None  # where the outermost module is, inside of one
-        self.children: dict[tuple[str, str, int], _Place] = {}
+        self.key: _Key | None = None  # among its parent's children
+        self.children: dict[_Key, _Place] = {}
         self.addresses: dict[int, int] = {}  # and the bytes of each
         self.saved: dict[int, int] = {}
         self.behind: set[int] = set()
@@ -200,9 +204,13 @@ class _Place:
             return self
         if how == referents.WEIGHT and self.weights is not None:
             return self.weights.after(link._replace(how=referents.ITEM), owner)
-        known = self.children.get((how, word, bound))
+        key = how, word, bound, id(type(owner)) if how == referents.ATTRIBUTE else 0
+        if how == referents.ATTRIBUTE and key == self.key:
+            return self  # the next record of a chain of records
+        known = self.children.get(key)
         if known is None:
-            known = self.children[how, word, bound] = self._make(how, word, bound, owner)
+            known = self.children[key] = self._make(how, word, bound, owner)
+            known.key = key
         return known
 
     def _make(self, how: str, word: str, bound: int, owner: object) -> "_Place":
@@ -232,6 +240,9 @@ class _Place:
         line = f":{lines[root]}" if root in lines else ""
         place = f"{short_path(root.file, '')}{line} " if root.file else ""
         return f"{root.where}{place}{root.name}{''.join(reversed(words))}"
+
+
+_TENSOR = Link(referents.ITEM, "tensor", None)
 
 
 class _Search:
@@ -280,8 +291,9 @@ class _Search:
         if link is not None:
             place = place.after(link, owner)
         if is_a(value, torch.Tensor):
+            if link is None or link.how != referents.WEIGHT:
+                place = place.after(_TENSOR, value)
             self._note(value, place)
-            place = place.after(Link(referents.ITEM, "tensor", None), value)
         self._todo.append((value, place))
 
     def _note(self, tensor: torch.Tensor, place: _Place, *, saved: bool = False) -> None:
@@ -318,5 +330,5 @@ def _row(place: _Place, lines: dict[_Root, int]) -> dict[str, Any]:
         "graph_addresses": sorted(place.saved),
         "behind_numbers": sorted(place.behind),
         "bound": place.bound,
-        "path": f"{place.path(lines)}{' -> tensor' if place.addresses else ''}",
+        "path": place.path(lines),
     }

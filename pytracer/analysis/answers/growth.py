@@ -21,6 +21,18 @@ from pytracer.schema import CATEGORY, I64, U64, Mask
 from pytracer.units import size_text
 
 _MOST_LINES = 3  # of lines that grow
+# What ends a leak by such a link, whatever it is that the program keeps there.
+_CURES = (
+    (
+        "__traceback__",
+        "keep str(error), not the exception: its traceback keeps its frames' variables",
+    ),
+    (
+        "Parameter.grad -> tensor -> grad_fn",
+        "let optimizer.zero_grad() drop the gradients: create_graph=True gives them graphs",
+    ),
+    (" -> lru_cache", "give `{}` a maxsize, or call {}.cache_clear()"),
+)
 _LATE = 3  # the first steps make what stays: a leak that begins then began with the program
 _REGULAR = 0.7  # of the steps that made a leak are at the same distance
 _PART = 10  # a tenth of a growth is worth a line of its own
@@ -235,6 +247,9 @@ def _search_cut(now: Situation) -> str:
 
 
 def _instead_of_keeping(now: Situation, keeper: Keeper) -> str:
+    for link, change in _CURES:
+        if link in keeper.path:
+            return change.replace("{}", keeper.name)
     # Detaching a graph's output frees the graph; a tensor alone stays, detached or not. After a
     # backward the graph has freed its saved tensors.
     trains = bool((scopes.tree(now.trace).kind == BACKWARD).any())

@@ -87,8 +87,10 @@ class Growth:
 
     @cached_property
     def per_step(self) -> int:
-        """The median run's, divided by its steps."""
-        return int(np.median(self.amounts) / self.steps)
+        """The median run's, divided by its steps; of ups and downs no more than what they leave."""
+        median = float(np.median(self.amounts))
+        least = median if self.goes_on else min(median, float(np.mean(self.amounts)))
+        return int(least / self.steps)
 
     @cached_property
     def goes_on(self) -> bool:
