@@ -13,11 +13,12 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from pytracer import trace
+from pytracer import meta, trace
 from pytracer.analysis.answers import findings, growth, held, training_steps
 from pytracer.analysis.answers.situation import Finding, Proof, Situation, at_peak
 from pytracer.analysis.facts import scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
+from pytracer.capture import referents, variables
 from pytracer.reading import LoadedTrace
 from pytracer.recorded import Trace
 from tests.trace_builder import TraceBuilder, training_step
@@ -619,6 +620,71 @@ def test_a_keeper_that_is_not_seen_is_not_said_to_be_the_loss() -> None:
     """It is overwritten in every step; Python cannot say what an array of objects refers to."""
     hidden, free = np.empty(6, object), iter(range(6))
     assert "`" not in leak(lambda out: hidden.__setitem__(next(free), out))
+
+
+def forbidden(*_: Any, **__: Any) -> Any:
+    raise AssertionError("the search for variables ran the program's code")
+
+
+SPECIAL = (
+    *("__getattr__", "__getattribute__", "__iter__", "__len__", "__bool__", "__hash__", "__eq__"),
+    *("__getitem__", "__contains__", "__repr__", "__str__", "__reversed__", "__instancecheck__"),
+    *("__subclasscheck__", "__class_getitem__", "__get__", "__call__"),
+)
+
+
+@pytest.mark.parametrize("base", [object, dict, list, tuple, deque, set, Exception, torch.Tensor])
+def test_the_search_for_variables_runs_none_of_the_programs_code(base: type) -> None:
+    class Guarded(type):
+        is_armed = False
+
+        def __getattribute__(cls, name: str) -> Any:
+            return forbidden() if Guarded.is_armed else type.__getattribute__(cls, name)
+
+        def __hash__(cls) -> int:
+            return forbidden() if Guarded.is_armed else type.__hash__(cls)
+
+        def __eq__(cls, other: object) -> bool:
+            return forbidden() if Guarded.is_armed else cls is other
+
+    own: type = type(base)
+    kind: type = Guarded if own is type else type("Both", (Guarded, own), {})
+    hostile = kind(
+        "Hostile", (base,), {"rows": property(forbidden), "__torch_function__": forbidden}
+    )
+    value = torch.zeros(4).as_subclass(hostile) if base is torch.Tensor else hostile()
+    attributes = {"held": torch.zeros(3), "failed": ValueError(torch.zeros(2))}
+    for name, inner in attributes.items():
+        object.__setattr__(value, name, inner)
+    del attributes, inner
+    for name in SPECIAL:
+        type.__setattr__(hostile, name, forbidden)
+    with trace(devices="cpu", table=False) as t:
+        held = [value]
+        Guarded.is_armed = True
+    Guarded.is_armed = False
+    assert t.data.meta["callback_errors"] == 0
+    paths = [row["path"] for row in t.data.meta["variables"]]
+    assert any(path.endswith(".held -> tensor") for path in paths)
+    assert held
+
+
+def test_a_search_that_was_cut_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variables, "_MOST_OBJECTS", 10)
+    monkeypatch.setattr(referents, "MOST_ITEMS", 3)
+    deep: list[Any] = []
+    keep = deep.append
+    for _ in range(20):
+        deep = [deep]
+    assert "something keeps what each step makes (the search for what keeps it ended after" in leak(
+        lambda out: keep(out)
+    )
+
+
+def test_a_path_in_a_file_without_one_is_none() -> None:
+    old = {"name": "history", "addresses": [1], "graph_addresses": [], "behind_numbers": []}
+    (variable,) = meta.read({"variables": [old]}).variables
+    assert (variable.path, variable.bound) == ("", 0)
 
 
 def test_a_deque_is_looked_into() -> None:

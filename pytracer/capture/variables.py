@@ -23,7 +23,7 @@ import torch
 
 from pytracer._native import HERE, C
 from pytracer.capture import referents
-from pytracer.capture.looking import INSTALLED, is_a
+from pytracer.capture.looking import INSTALLED, is_a, is_just
 from pytracer.capture.referents import Link, Referents
 from pytracer.names import short_path
 
@@ -34,7 +34,6 @@ _MOST_SAVED = 2_000  # addresses of one place: enough to recognise it
 _MOST_VARIABLES = 200
 _DEEPEST = 30  # frames
 _MOST_THREADS = 64
-_CONTAINERS = (dict, list, tuple)
 _LONGEST_CODE = 20_000  # bytes: reading it takes about 20 ms
 # The folders of torch and pytracer, whole: a program may be in a folder of the same name.
 _LIBRARIES = (f"{Path(torch.__file__).parent}{os.sep}", f"{HERE}{os.sep}", "<frozen ")
@@ -283,7 +282,7 @@ class _Search:
     def _reach(
         self, value: Any, place: _Place, link: Link | None = None, owner: object = None
     ) -> None:
-        if (type(value) in _CONTAINERS and not value) or id(value) in self._seen:
+        if (is_just(value, dict, list, tuple) and not value) or id(value) in self._seen:
             return
         if self._referents.handler(value) is None:
             return
