@@ -1,6 +1,8 @@
 """Leaks and waste are found with their bytes, line and variable, and nothing is found in vain."""
 
+import functools
 import itertools
+import queue
 import textwrap
 import threading
 from collections import deque
@@ -692,14 +694,50 @@ def test_a_deque_is_looked_into() -> None:
     assert "`replay` keeps" in leak(replay.append)
 
 
-def test_a_deque_with_a_bound_still_fills_and_leaks_nothing() -> None:
-    program, replay = Program(), deque[torch.Tensor](maxlen=100)
+def bounded_cache(most: int) -> Callable[[torch.Tensor], object]:
+    now: list[torch.Tensor] = []
+
+    @functools.lru_cache(maxsize=most)
+    def cached(_step: int) -> torch.Tensor:
+        return now.pop()
+
+    return lambda out: (now.append(out), cached(id(out)))
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("keep.__self__", lambda: deque[torch.Tensor](maxlen=100).append),
+        ("keep.__self__.queue", lambda: queue.Queue[torch.Tensor](100).put),
+        ("cached", lambda: bounded_cache(100)),
+    ],
+)
+def test_what_has_a_bound_still_fills_and_leaks_nothing(name: str, make: Callable[[], Any]) -> None:
+    program, keep = Program(), make()
     with trace(program.model, program.optimizer, devices="cpu", table=False) as t:
         for _ in range(6):
-            replay.append(torch.randn(64, 64))
+            keep(torch.randn(64, 64))
             program.step()
     assert "growth" not in rows_of(t)
-    assert "`replay` still fills, by 16.0 KiB per step: it may hold 100 items" in kept(t).evidence
+    fills = f"`{name}` still fills, by 16.0 KiB per step: it may hold 100 items"
+    assert fills in kept(t).evidence
+
+
+def test_what_a_function_kept_that_has_failed_is_named() -> None:
+    def train(program: Program) -> None:
+        history = []
+        for step in range(6):
+            history.append(torch.randn(64, 64))
+            program.step()
+            assert step < 5
+
+    program = Program()
+    with (
+        pytest.raises(AssertionError),
+        trace(program.model, program.optimizer, devices="cpu", table=False) as t,
+    ):
+        train(program)
+    assert "`history` keeps what each step makes (tests/" in rows_of(t)["growth"]["evidence"]
 
 
 def test_a_variable_whose_graph_keeps_it_all_is_named() -> None:

@@ -10,8 +10,9 @@ import gc
 import itertools
 import queue
 import weakref
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import PurePath
 from types import (
     AsyncGeneratorType,
     BuiltinFunctionType,
@@ -86,6 +87,16 @@ _FRAMES: dict[type, tuple[str, str]] = {
 _OF_EXCEPTIONS = ("__traceback__", "__context__", "__cause__", "args")
 
 
+_SLOTS: dict[int, tuple[type, list[tuple[str, Any]]]] = {}  # by the type's identity, in a search
+# They say themselves, and at once, whether they are empty.
+_CONTAINERS = frozenset(map(id, (dict, OrderedDict, defaultdict, list, tuple, set, frozenset)))
+
+
+def is_empty(value: Any) -> bool:
+    """Whether it is one of Python's own containers, without anything in it."""
+    return id(type(value)) in _CONTAINERS and not value
+
+
 def is_machinery(module: object) -> bool:
     """Whether the module of this name runs the program, and is no part of it."""
     return type(module) is str and module.partition(".")[0] in _MACHINERY
@@ -109,6 +120,7 @@ class Referents:
     def let_go(self) -> None:
         """Keeps none of the program's types any longer."""
         self._handlers.clear()
+        _SLOTS.clear()
 
     def _handler_of(self, kind: type) -> _Handler | None:
         if issubclass(kind, torch.Tensor):
@@ -160,11 +172,18 @@ def _attributes(value: Any) -> _Links:
     for name, inner in list(dict.items(C.attributes_of(value))):
         if type(name) is str:
             yield Link(ATTRIBUTE, name, inner)
-    for base in _bases_of(type(value)):
+    kind = type(value)
+    known = _SLOTS.get(id(kind)) or _SLOTS.setdefault(id(kind), (kind, [*_slots_of(kind)]))
+    for name, slot in known[1]:
+        with contextlib.suppress(AttributeError):  # it is empty
+            yield Link(ATTRIBUTE, name, slot.__get__(value))
+
+
+def _slots_of(kind: type) -> Iterator[tuple[str, Any]]:
+    for base in _bases_of(kind):
         for name, slot in list(_names_of(base).items()):
             if type(slot) is MemberDescriptorType and _flags_of(base) & _HEAP:
-                with contextlib.suppress(AttributeError):  # it is empty
-                    yield Link(ATTRIBUTE, name, slot.__get__(value))
+                yield name, slot
 
 
 def _of_dict(value: Any) -> _Links:
@@ -329,7 +348,13 @@ def _of_frame(frame: Any) -> _Links:
 
 def _place_of(frame: FrameType) -> str:
     code = frame.f_code
-    return f"{code.co_name} ({short_path(code.co_filename, '')}:{frame.f_lineno})"
+    return f"{code.co_name} ({name_of_file(code.co_filename)}:{frame.f_lineno})"
+
+
+def name_of_file(path: str) -> str:
+    """The file relative to where the program runs, or else its bare name."""
+    short = short_path(path, "")
+    return PurePath(short).name if PurePath(short).is_absolute() else short
 
 
 def _of_array(value: Any) -> _Links:

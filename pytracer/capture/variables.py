@@ -23,9 +23,8 @@ import torch
 
 from pytracer._native import HERE, C
 from pytracer.capture import referents
-from pytracer.capture.looking import INSTALLED, is_a, is_just
+from pytracer.capture.looking import INSTALLED, is_a
 from pytracer.capture.referents import Link, Referents
-from pytracer.names import short_path
 
 _MOST_OBJECTS = 100_000  # in one search
 _MOST_SECONDS = 2.0
@@ -79,7 +78,7 @@ class _Program:
 
     def roots(self) -> Iterator[tuple[_Root, Any]]:
         """The variables and their values, those of the innermost frames first and those of libraries last."""
-        frames = list(_frames(self._frame))
+        frames = [*_frames_of_failure(), *_frames(self._frame)]
         self._codes |= {id(f.f_globals): f.f_code for f in frames if not _is_function(f)}
         own = [f for f in frames if not f.f_code.co_filename.startswith(INSTALLED)]
         for frame in own:
@@ -121,6 +120,15 @@ class _Program:
                 for frame in _frames(innermost):
                     if not frame.f_code.co_filename.startswith(INSTALLED):
                         yield from self._of_frame(frame, where)
+
+
+def _frames_of_failure() -> list[FrameType]:
+    """The frames that the exception has left that ends the recording, innermost first."""
+    traceback, found = sys.exc_info()[2], list[FrameType]()
+    while traceback is not None:
+        found += itertools.islice(_frames(traceback.tb_frame), 1)
+        traceback = traceback.tb_next
+    return found[::-1][:_DEEPEST]
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -237,7 +245,7 @@ class _Place:
         if root.code is not None and root not in lines:
             lines[root] = _line_of(root.code, root.name)
         line = f":{lines[root]}" if root in lines else ""
-        place = f"{short_path(root.file, '')}{line} " if root.file else ""
+        place = f"{referents.name_of_file(root.file)}{line} " if root.file else ""
         return f"{root.where}{place}{root.name}{''.join(reversed(words))}"
 
 
@@ -282,7 +290,7 @@ class _Search:
     def _reach(
         self, value: Any, place: _Place, link: Link | None = None, owner: object = None
     ) -> None:
-        if (is_just(value, dict, list, tuple) and not value) or id(value) in self._seen:
+        if referents.is_empty(value) or id(value) in self._seen:
             return
         if self._referents.handler(value) is None:
             return
