@@ -113,10 +113,12 @@ class _Program:
 
     def _of_threads(self) -> Iterator[tuple[_Root, Any]]:
         own = threading.get_ident()
-        names = {each.ident: each.name for each in threading.enumerate()}
+        active = [*threading._active.items()]  # type: ignore[attr-defined] # enumerate() would lock
+        names = {ident: C.attributes_of(thread).get("_name") for ident, thread in active}
         for ident, innermost in itertools.islice(sys._current_frames().items(), _MOST_THREADS):
             if ident != own:
-                where = f"thread {names.get(ident, ident)}: "
+                name = names.get(ident)
+                where = f"thread {name if type(name) is str else ident}: "
                 for frame in _frames(innermost):
                     if not frame.f_code.co_filename.startswith(INSTALLED):
                         yield from self._of_frame(frame, where)
