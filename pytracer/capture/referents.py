@@ -88,13 +88,15 @@ _OF_EXCEPTIONS = ("__traceback__", "__context__", "__cause__", "args")
 
 
 _SLOTS: dict[int, tuple[type, list[tuple[str, Any]]]] = {}  # by the type's identity, in a search
+_ATOMS = frozenset(map(id, (bool, int, float, str, bytes, type(None))))
 # They say themselves, and at once, whether they are empty.
 _CONTAINERS = frozenset(map(id, (dict, OrderedDict, defaultdict, list, tuple, set, frozenset)))
 
 
-def is_empty(value: Any) -> bool:
-    """Whether it is one of Python's own containers, without anything in it."""
-    return id(type(value)) in _CONTAINERS and not value
+def is_nothing(value: Any) -> bool:
+    """Whether it is a number, a text, or one of Python's own containers without anything in it."""
+    kind = id(type(value))
+    return kind in _ATOMS or (kind in _CONTAINERS and not value)
 
 
 def is_machinery(module: object) -> bool:
@@ -191,6 +193,8 @@ def _of_dict(value: Any) -> _Links:
     last = None
     with contextlib.suppress(RuntimeError):  # another thread is putting something in
         for key, inner in [*itertools.islice(reversed(dict.items(value)), MOST_ITEMS)]:
+            if is_nothing(inner) and is_nothing(key):
+                continue
             if names and type(key) is str:
                 yield Link(ITEM, f"{word}[{_text_of(key)}]", inner)
                 continue
@@ -278,7 +282,13 @@ def _of_function(function: Any) -> _Links:
             yield Link(VARIABLE, f"default of {name}: {variable}", value)
     for variable, value in dict.items(function.__kwdefaults__ or {}):
         yield Link(VARIABLE, f"default of {name}: {variable}", value)
-    yield from _attributes(function)
+    # To ask for its attributes would make a dictionary for them.
+    others = (function.__globals__, function.__builtins__, function.__kwdefaults__)
+    for held in gc.get_referents(function):
+        if type(held) is dict and not any(held is each for each in others):
+            for attribute, value in list(held.items()):
+                if type(attribute) is str:
+                    yield Link(ATTRIBUTE, attribute, value)
 
 
 def _of_method(method: Any) -> _Links:

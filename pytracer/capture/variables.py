@@ -292,7 +292,7 @@ class _Search:
     def _reach(
         self, value: Any, place: _Place, link: Link | None = None, owner: object = None
     ) -> None:
-        if referents.is_empty(value) or id(value) in self._seen:
+        if referents.is_nothing(value) or id(value) in self._seen:
             return
         if self._referents.handler(value) is None:
             return
