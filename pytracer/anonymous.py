@@ -16,6 +16,8 @@ from pytracer.recorded import Trace
 
 # Entries that name the recording machine, process or folder.
 _IDENTITY = frozenset({"host", "pid", "command", "directory", "torch_folder"})
+# What a dictionary has as a key is no name of the program's: it may be anybody's.
+_KEY = re.compile(r"""\[['"(].*?\](?= -> |$)""")
 # The UUID of a GPU is unique in the world.
 _GPU = re.compile(r"(GPU-|MIG-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -40,8 +42,16 @@ def meta(document: Mapping[str, Any], root: str) -> dict[str, Any]:
     kept = {key: value for key, value in document.items() if key not in _IDENTITY}
     if isinstance(error := kept.get("ended_by"), str):
         kept["ended_by"] = kind_of(error)
+    if isinstance(variables := kept.get("variables"), list):
+        kept["variables"] = [_without_keys(row) for row in variables]
     plain: dict[str, Any] = _plain(kept, root, _Numbers())
     return {**plain, "anonymous": True}
+
+
+def _without_keys(variable: Any) -> Any:
+    """A variable whose path names no key."""
+    path = variable.get("path") if isinstance(variable, dict) else None
+    return {**variable, "path": _KEY.sub("[...]", path)} if isinstance(path, str) else variable
 
 
 def kind_of(error: str) -> str:

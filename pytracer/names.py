@@ -7,14 +7,14 @@ from pathlib import PurePath
 
 from pytracer import environment
 
-_INSTALLED = re.compile(r"^.*/(site|dist)-packages/")
+_INSTALLED = re.compile(r"^.*/((site|dist)-packages|lib/python3\.\d+)/")
 _LAYER = re.compile(r"(?<![^.])(\d+|\[\d+\])(?![^.])")
 _MOST_NUMBERS = 8
 _LONG_LINE = 40
 
 
 def short_path(path: str, directory: str) -> str:
-    """The path relative to where packages are installed, or to where the program ran."""
+    """The path relative to where packages or Python are installed, or to where the program ran."""
     path = _INSTALLED.sub("", path)
     home = directory or environment.working_directory()
     with contextlib.suppress(ValueError):

@@ -186,6 +186,18 @@ def test_an_anonymous_trace_answers_as_the_whole_one_does(house: Path) -> None:
     assert shy.anonymous().data.strings == shy.data.strings
 
 
+def test_the_way_to_what_is_kept_stays_and_keys_go() -> None:
+    ways = {
+        "src/a.py:3 model[1].rows -> list -> tensor": "src/a.py:3 model[1].rows -> list -> tensor",
+        "a.py:3 by_user -> dict['ann -> b'] -> tensor": "a.py:3 by_user -> dict[...] -> tensor",
+        "a.py:3 c -> dict[('ann', 3)]": "a.py:3 c -> dict[...]",
+        "keep -> generator run (src/a.py:9): w -> dict[7]": "keep -> generator run (src/a.py:9): w -> dict[7]",
+    }
+    document = {"variables": [{"name": "x", "path": way} for way in ways]}
+    plain = anonymous.meta(document, "/home/ann")["variables"]
+    assert [row["path"] for row in plain] == [*ways.values()]
+
+
 def test_processes_and_gpus_become_numbers() -> None:
     """The same one has the same number everywhere: the ledger still knows which is its own."""
     uuid = "12345678-1234-1234-1234-123456789abc"

@@ -5,6 +5,7 @@ what is kept, `words` are what the finding must say: the variable that keeps it,
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,11 +23,14 @@ class Sick:
     run: Callable[[], trace]
     kind: str
     words: tuple[str, ...]
+    mended: Callable[[], trace] | None = None  # the same without the mistake
 
-    def lines(self) -> list[int]:
-        """Numbers of the lines that are marked."""
-        text, first = inspect.getsourcelines(inspect.unwrap(self.run))
-        return [first + i for i, line in enumerate(text) if "# here" in line]
+    def lines(self) -> list[str]:
+        """The lines that are marked: "sick.py:80"."""
+        run = getattr(self.run, "func", self.run)
+        text, first = inspect.getsourcelines(run)
+        file = Path(inspect.getfile(run)).name
+        return [f"{file}:{first + i}" for i, line in enumerate(text) if "# here" in line]
 
 
 SICK: dict[str, Sick] = {}

@@ -37,6 +37,14 @@ def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
     return issubclass(type(value), kinds)
 
 
+def is_just(value: Any, *kinds: type) -> bool:
+    """Whether the value's type is one of these, and none derived from it.
+
+    Types are compared by identity: to compare them otherwise would ask the program's metaclass.
+    """
+    return any(type(value) is each for each in kinds)
+
+
 def submodules_of(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Returns the direct submodules by name, without those that are None."""
     held = C.items_of(C.attributes_of(module).get("_modules"))

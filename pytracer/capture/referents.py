@@ -10,8 +10,9 @@ import gc
 import itertools
 import queue
 import weakref
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import PurePath
 from types import (
     AsyncGeneratorType,
     BuiltinFunctionType,
@@ -34,7 +35,7 @@ import torch
 from pytracer import private_torch
 from pytracer._native import HERE, C
 from pytracer.capture import graph
-from pytracer.capture.looking import is_a
+from pytracer.capture.looking import is_a, is_just
 from pytracer.names import short_path
 
 MOST_ITEMS = 300  # of one container: its last
@@ -86,6 +87,18 @@ _FRAMES: dict[type, tuple[str, str]] = {
 _OF_EXCEPTIONS = ("__traceback__", "__context__", "__cause__", "args")
 
 
+_SLOTS: dict[int, tuple[type, list[tuple[str, Any]]]] = {}  # by the type's identity, in a search
+_ATOMS = frozenset(map(id, (bool, int, float, str, bytes, type(None))))
+# They say themselves, and at once, whether they are empty.
+_CONTAINERS = frozenset(map(id, (dict, OrderedDict, defaultdict, list, tuple, set, frozenset)))
+
+
+def is_nothing(value: Any) -> bool:
+    """Whether it is a number, a text, or one of Python's own containers without anything in it."""
+    kind = id(type(value))
+    return kind in _ATOMS or (kind in _CONTAINERS and not value)
+
+
 def is_machinery(module: object) -> bool:
     """Whether the module of this name runs the program, and is no part of it."""
     return type(module) is str and module.partition(".")[0] in _MACHINERY
@@ -109,6 +122,7 @@ class Referents:
     def let_go(self) -> None:
         """Keeps none of the program's types any longer."""
         self._handlers.clear()
+        _SLOTS.clear()
 
     def _handler_of(self, kind: type) -> _Handler | None:
         if issubclass(kind, torch.Tensor):
@@ -126,14 +140,18 @@ class Referents:
         ):
             if issubclass(kind, base):
                 return handler
-        if kind in _FRAMES:
+        if any(kind is each for each in _FRAMES):
             return _of_generator
         if kind is type(functools.lru_cache(len)):
             return _of_lru_cache
         return _of_node if _is_node(kind) else self._of_object
 
+    def _is_own(self, kind: type) -> bool:
+        module = _module_of(kind)
+        return type(module) is str and module in self._own
+
     def _of_class(self, kind: Any) -> _Links:
-        if _module_of(kind) in self._own:
+        if self._is_own(kind):
             for name, value in list(_names_of(kind).items()):
                 if not (name.startswith("__") and name.endswith("__")):
                     yield Link(ATTRIBUTE, name, value)
@@ -141,7 +159,7 @@ class Referents:
     def _of_object(self, value: Any) -> _Links:
         yield from _attributes(value)
         kind = type(value)
-        if _module_of(kind) in self._own:
+        if self._is_own(kind):
             yield Link(VARIABLE, f"class: {name_of(kind)}", kind)
         if not _dict_of(kind) or any(not _flags_of(b) & _HEAP for b in _bases_of(kind)[:-1]):
             # An iterator, a property, a set: what a type of Python's own keeps in C.
@@ -156,11 +174,18 @@ def _attributes(value: Any) -> _Links:
     for name, inner in list(dict.items(C.attributes_of(value))):
         if type(name) is str:
             yield Link(ATTRIBUTE, name, inner)
-    for base in _bases_of(type(value)):
+    kind = type(value)
+    known = _SLOTS.get(id(kind)) or _SLOTS.setdefault(id(kind), (kind, [*_slots_of(kind)]))
+    for name, slot in known[1]:
+        with contextlib.suppress(AttributeError):  # it is empty
+            yield Link(ATTRIBUTE, name, slot.__get__(value))
+
+
+def _slots_of(kind: type) -> Iterator[tuple[str, Any]]:
+    for base in _bases_of(kind):
         for name, slot in list(_names_of(base).items()):
             if type(slot) is MemberDescriptorType and _flags_of(base) & _HEAP:
-                with contextlib.suppress(AttributeError):  # it is empty
-                    yield Link(ATTRIBUTE, name, slot.__get__(value))
+                yield name, slot
 
 
 def _of_dict(value: Any) -> _Links:
@@ -168,6 +193,8 @@ def _of_dict(value: Any) -> _Links:
     last = None
     with contextlib.suppress(RuntimeError):  # another thread is putting something in
         for key, inner in [*itertools.islice(reversed(dict.items(value)), MOST_ITEMS)]:
+            if is_nothing(inner) and is_nothing(key):
+                continue
             if names and type(key) is str:
                 yield Link(ITEM, f"{word}[{_text_of(key)}]", inner)
                 continue
@@ -178,12 +205,12 @@ def _of_dict(value: Any) -> _Links:
         yield from _attributes(value)
 
 
-def _text_of(key: object) -> str:
+def _text_of(key: Any) -> str:
     """The key as the program writes it, if that calls nothing of the program's; else its type."""
-    if type(key) in (str, int, float, bool, type(None), torch.dtype, torch.device):
+    if is_just(key, str, int, float, bool, type(None), torch.dtype, torch.device):
         text = repr(key)
-    elif type(key) in (tuple, torch.Size):
-        text = f"({', '.join(map(_text_of, key))})"  # type: ignore[call-overload]
+    elif is_just(key, tuple, torch.Size):
+        text = f"({', '.join(map(_text_of, key))})"
     else:
         text = name_of(type(key))
     return text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}..."
@@ -225,19 +252,23 @@ def _of_queue(value: Any) -> _Links:
 
 
 def _of_module(module: Any) -> _Links:
-    attributes = C.attributes_of(module)
-    for name, inner in list(dict.items(attributes)):
+    for name, inner in list(dict.items(C.attributes_of(module))):
+        if type(name) is not str:
+            continue
         if name == "_modules":
-            for part, one in C.items_of(inner):
-                yield Link(SUBMODULE, part, one)
+            yield from _named(SUBMODULE, inner)
         elif name == "_parameters":
-            for _, tensor in C.items_of(inner):
-                yield Link(WEIGHT, "parameter", tensor)
+            yield from (Link(WEIGHT, "parameter", tensor) for _, tensor in C.items_of(inner))
         elif name == "_buffers":
-            for part, tensor in C.items_of(inner):
-                yield Link(ATTRIBUTE, part, tensor)
-        elif type(name) is str:
+            yield from _named(ATTRIBUTE, inner)
+        else:
             yield Link(ATTRIBUTE, name, inner)
+
+
+def _named(how: str, container: Any) -> _Links:
+    for name, inner in C.items_of(container):
+        if type(name) is str:
+            yield Link(how, name, inner)
 
 
 def _of_function(function: Any) -> _Links:
@@ -251,7 +282,13 @@ def _of_function(function: Any) -> _Links:
             yield Link(VARIABLE, f"default of {name}: {variable}", value)
     for variable, value in dict.items(function.__kwdefaults__ or {}):
         yield Link(VARIABLE, f"default of {name}: {variable}", value)
-    yield from _attributes(function)
+    # To ask for its attributes would make a dictionary for them.
+    others = (function.__globals__, function.__builtins__, function.__kwdefaults__)
+    for held in gc.get_referents(function):
+        if type(held) is dict and not any(held is each for each in others):
+            for attribute, value in list(held.items()):
+                if type(attribute) is str:
+                    yield Link(ATTRIBUTE, attribute, value)
 
 
 def _of_method(method: Any) -> _Links:
@@ -321,7 +358,13 @@ def _of_frame(frame: Any) -> _Links:
 
 def _place_of(frame: FrameType) -> str:
     code = frame.f_code
-    return f"{code.co_name} ({short_path(code.co_filename, '')}:{frame.f_lineno})"
+    return f"{code.co_name} ({name_of_file(code.co_filename)}:{frame.f_lineno})"
+
+
+def name_of_file(path: str) -> str:
+    """The file relative to where the program runs, or else its bare name."""
+    short = short_path(path, "")
+    return PurePath(short).name if PurePath(short).is_absolute() else short
 
 
 def _of_array(value: Any) -> _Links:
@@ -337,7 +380,7 @@ def _of_tensor(tensor: Any) -> _Links:
     kind = type(tensor)
     attributes = C.attributes_of(tensor)
     # torch's own kinds have attributes that are no data of the program's, but the tensors inside.
-    is_own = kind in (torch.Tensor, torch.nn.Parameter) or not _is_of_torch(kind)
+    is_own = is_just(tensor, *_PLAIN) or not _is_of_torch(kind)
     for name, value in list(dict.items(attributes)):
         if type(name) is str and (is_own or is_a(value, torch.Tensor)):
             yield Link(ATTRIBUTE, name, value)
@@ -349,16 +392,18 @@ def _of_tensor(tensor: Any) -> _Links:
 
 
 def _is_of_torch(kind: type) -> bool:
-    return str(_module_of(kind)).startswith("torch.")
+    module = _module_of(kind)
+    return type(module) is str and module.startswith("torch.")
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _GRAD_FN: Any = torch.Tensor.grad_fn
 
 
 def grad_fn_of(tensor: Any) -> Any:
     """The node that made the tensor, whatever a subclass would say."""
     with contextlib.suppress(RuntimeError):  # a view whose base was changed in place
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        if is_just(tensor, *_PLAIN):
             return tensor.grad_fn
         with private_torch.without_torch_function():
             return _GRAD_FN.__get__(tensor)
@@ -380,7 +425,8 @@ def _of_node(node: Any) -> _Links:
     kind = type(node)
     if issubclass(kind, private_torch.python_function):
         for name, value in list(dict.items(C.attributes_of(node))):
-            word = f"{name_of(kind).removesuffix('Backward')}'s ctx.{name}"
-            yield Link(ITEM, word, value)
+            if type(name) is str:
+                word = f"{name_of(kind).removesuffix('Backward')}'s ctx.{name}"
+                yield Link(ITEM, word, value)
     elif name_of(kind) == "AccumulateGrad":
         yield Link(ITEM, "leaf", node.variable)

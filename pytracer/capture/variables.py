@@ -25,7 +25,6 @@ from pytracer._native import HERE, C
 from pytracer.capture import referents
 from pytracer.capture.looking import INSTALLED, is_a
 from pytracer.capture.referents import Link, Referents
-from pytracer.names import short_path
 
 _MOST_OBJECTS = 100_000  # in one search
 _MOST_SECONDS = 2.0
@@ -34,7 +33,6 @@ _MOST_SAVED = 2_000  # addresses of one place: enough to recognise it
 _MOST_VARIABLES = 200
 _DEEPEST = 30  # frames
 _MOST_THREADS = 64
-_CONTAINERS = (dict, list, tuple)
 _LONGEST_CODE = 20_000  # bytes: reading it takes about 20 ms
 # The folders of torch and pytracer, whole: a program may be in a folder of the same name.
 _LIBRARIES = (f"{Path(torch.__file__).parent}{os.sep}", f"{HERE}{os.sep}", "<frozen ")
@@ -80,7 +78,7 @@ class _Program:
 
     def roots(self) -> Iterator[tuple[_Root, Any]]:
         """The variables and their values, those of the innermost frames first and those of libraries last."""
-        frames = list(_frames(self._frame))
+        frames = [*_frames_of_failure(), *_frames(self._frame)]
         self._codes |= {id(f.f_globals): f.f_code for f in frames if not _is_function(f)}
         own = [f for f in frames if not f.f_code.co_filename.startswith(INSTALLED)]
         for frame in own:
@@ -115,13 +113,24 @@ class _Program:
 
     def _of_threads(self) -> Iterator[tuple[_Root, Any]]:
         own = threading.get_ident()
-        names = {each.ident: each.name for each in threading.enumerate()}
+        active = [*threading._active.items()]  # type: ignore[attr-defined] # enumerate() would lock
+        names = {ident: C.attributes_of(thread).get("_name") for ident, thread in active}
         for ident, innermost in itertools.islice(sys._current_frames().items(), _MOST_THREADS):
             if ident != own:
-                where = f"thread {names.get(ident, ident)}: "
+                name = names.get(ident)
+                where = f"thread {name if type(name) is str else ident}: "
                 for frame in _frames(innermost):
                     if not frame.f_code.co_filename.startswith(INSTALLED):
                         yield from self._of_frame(frame, where)
+
+
+def _frames_of_failure() -> list[FrameType]:
+    """The frames that the exception has left that ends the recording, innermost first."""
+    traceback, found = sys.exc_info()[2], list[FrameType]()
+    while traceback is not None:
+        found += itertools.islice(_frames(traceback.tb_frame), 1)
+        traceback = traceback.tb_next
+    return found[::-1][:_DEEPEST]
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -176,11 +185,14 @@ def _line_of(code: CodeType, name: str) -> int:
 # ---------------------------------------------------------------- the search
 
 
+_Key = tuple[str, str, int, int]  # a link's how, word and bound, and the owner's type
+
+
 class _Place:
     """All objects that are reached in the same way, whatever item of a container each one is."""
 
     __slots__ = (
-        *("addresses", "behind", "bound", "children", "is_open"),
+        *("addresses", "behind", "bound", "children", "is_open", "key"),
         *("name", "parent", "saved", "weights", "word"),
     )
 
@@ -188,7 +200,8 @@ class _Place:
         self.parent, self.word, self.name, self.bound = parent, word, name, bound
         self.is_open = True  # whether the program can write the name to get here
         self.weights: _Place | None = None  # where the outermost module is, inside of one
-        self.children: dict[tuple[str, str, int], _Place] = {}
+        self.key: _Key | None = None  # among its parent's children
+        self.children: dict[_Key, _Place] = {}
         self.addresses: dict[int, int] = {}  # and the bytes of each
         self.saved: dict[int, int] = {}
         self.behind: set[int] = set()
@@ -200,9 +213,13 @@ class _Place:
             return self
         if how == referents.WEIGHT and self.weights is not None:
             return self.weights.after(link._replace(how=referents.ITEM), owner)
-        known = self.children.get((how, word, bound))
+        key = how, word, bound, id(type(owner)) if how == referents.ATTRIBUTE else 0
+        if how == referents.ATTRIBUTE and key == self.key:
+            return self  # the next record of a chain of records
+        known = self.children.get(key)
         if known is None:
-            known = self.children[how, word, bound] = self._make(how, word, bound, owner)
+            known = self.children[key] = self._make(how, word, bound, owner)
+            known.key = key
         return known
 
     def _make(self, how: str, word: str, bound: int, owner: object) -> "_Place":
@@ -230,8 +247,11 @@ class _Place:
         if root.code is not None and root not in lines:
             lines[root] = _line_of(root.code, root.name)
         line = f":{lines[root]}" if root in lines else ""
-        place = f"{short_path(root.file, '')}{line} " if root.file else ""
+        place = f"{referents.name_of_file(root.file)}{line} " if root.file else ""
         return f"{root.where}{place}{root.name}{''.join(reversed(words))}"
+
+
+_TENSOR = Link(referents.ITEM, "tensor", None)
 
 
 class _Search:
@@ -272,7 +292,7 @@ class _Search:
     def _reach(
         self, value: Any, place: _Place, link: Link | None = None, owner: object = None
     ) -> None:
-        if (type(value) in _CONTAINERS and not value) or id(value) in self._seen:
+        if referents.is_nothing(value) or id(value) in self._seen:
             return
         if self._referents.handler(value) is None:
             return
@@ -280,8 +300,9 @@ class _Search:
         if link is not None:
             place = place.after(link, owner)
         if is_a(value, torch.Tensor):
+            if link is None or link.how != referents.WEIGHT:
+                place = place.after(_TENSOR, value)
             self._note(value, place)
-            place = place.after(Link(referents.ITEM, "tensor", None), value)
         self._todo.append((value, place))
 
     def _note(self, tensor: torch.Tensor, place: _Place, *, saved: bool = False) -> None:
@@ -318,5 +339,5 @@ def _row(place: _Place, lines: dict[_Root, int]) -> dict[str, Any]:
         "graph_addresses": sorted(place.saved),
         "behind_numbers": sorted(place.behind),
         "bound": place.bound,
-        "path": f"{place.path(lines)}{' -> tensor' if place.addresses else ''}",
+        "path": place.path(lines),
     }

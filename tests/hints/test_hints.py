@@ -13,8 +13,8 @@ import torch
 from programs.conformance.cases import CASES, make
 from programs.conformance.techniques import TECHNIQUES
 from programs.hints.kept import HEALTHY
+from programs.hints.leaks import SICK, names
 from programs.hints.one_step import ONE_STEP, traced
-from programs.hints.sick import SICK
 from pytracer import trace
 from pytracer.analysis.forecasts import changes
 
@@ -47,6 +47,7 @@ def test_nothing_is_found_in_a_case_of_the_conformance_suite(name: str) -> None:
     assert t.findings().to_dict("records") == []
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 @pytest.mark.parametrize("name", [name for name in SICK if SICK[name].kind != "hint"])
 def test_exactly_the_mistake_is_found_with_its_variable_and_line(name: str) -> None:
     sick = SICK[name]
@@ -55,7 +56,17 @@ def test_exactly_the_mistake_is_found_with_its_variable_and_line(name: str) -> N
     assert row["kind"] == sick.kind
     assert [word for word in sick.words if word not in said] == []
     (line,) = sick.lines() or [None]
-    assert line is None or row["line"].endswith(f"sick.py:{line}")
+    assert line is None or row["line"].endswith(line)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+@pytest.mark.parametrize("name", names())
+def test_the_cure_of_a_leak_ends_its_growth(name: str) -> None:
+    mended = SICK[name].mended
+    assert mended is not None
+    t = mended()
+    assert t.findings().to_dict("records") == []
+    assert t.growth_per_step() < SICK[name].run().growth_per_step() / 4
 
 
 @pytest.mark.parametrize("name", [name for name in SICK if SICK[name].kind == "hint"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,20 @@ from pytracer.schema import CATEGORY, I64, U64, Mask
 from pytracer.units import size_text
 
 _MOST_LINES = 3  # of lines that grow
+# What ends a leak by such a link, whatever it is that the program keeps there.
+_CURES = (
+    (
+        "__traceback__",
+        "keep str(error), not the exception: its traceback keeps its frames' variables",
+    ),
+    (
+        "Parameter.grad -> tensor -> grad_fn",
+        "let optimizer.zero_grad() drop the gradients: create_graph=True gives them graphs",
+    ),
+    (" -> lru_cache", "give `{}` a maxsize, or call {}.cache_clear()"),
+)
+_LATE = 3  # the first steps make what stays: a leak that begins then began with the program
+_REGULAR = 0.7  # of the steps that made a leak are at the same distance
 _PART = 10  # a tenth of a growth is worth a line of its own
 
 
@@ -38,7 +53,7 @@ def kept_results(now: Situation) -> list[Finding]:
 
 def _filling(now: Situation, leak: "_Leak") -> Finding:
     evidence = (
-        f"`{leak.keeper.name}` still fills, by {size_text(leak.each)} per step: it may hold "
+        f"`{leak.keeper.name}` still fills, by {size_text(leak.each)} per {leak.unit.word}: it may hold "
         f"{leak.keeper.bound:,} items"
     )
     return now.finding("kept", leak.alike & (allocations(now.trace).end < 0), evidence, "")
@@ -52,6 +67,15 @@ class Growing:
     alike: Mask  # the blocks made like them, in any step
 
 
+class _Unit(NamedTuple):
+    """In what a leak is counted, which is the steps or turns in which it grew."""
+
+    word: str  # "step", "8 steps", "call"
+    make: str  # "each step makes", "every 8 steps make"
+    turns: int  # how many the blocks are from
+    since: int = 0  # the first step whose blocks stayed, if the leak began late
+
+
 @dataclass(frozen=True)
 class _Leak:
     """What one keeper keeps of each turn."""
@@ -59,7 +83,8 @@ class _Leak:
     keeper: Keeper
     own: Mask
     alike: Mask  # the blocks made like them, in any turn
-    each: int  # bytes per turn
+    each: int  # bytes per unit
+    unit: "_Unit"
 
 
 def growing(now: Situation) -> Iterator[Growing]:
@@ -101,7 +126,32 @@ def _leaks(now: Situation, turns: "_Turns") -> Iterator[_Leak]:
         # The very last result is kept, too, but it comes from one turn only.
         made_in = np.unique(turns.of_allocation[own])
         if amount > each // _PART and len(made_in) > len(turns.settled) // 2:
-            yield _Leak(keeper, own, np.isin(kind, np.unique(kind[own])), amount)
+            alike = np.isin(kind, np.unique(kind[own]))
+            unit = _unit(now, turns, own, alike & there)
+            yield _Leak(keeper, own, alike, now.bytes(own) // unit.turns, unit)
+
+
+def _unit(now: Situation, turns: "_Turns", own: Mask, stayed: Mask) -> _Unit:
+    """The steps that made these blocks, if they come at equal distances; else the turns."""
+    unit = _Unit(turns.word, turns.make, len(turns.settled))
+    if not turns.are_steps:
+        return unit
+    step = allocations(now.trace).step
+    made = np.unique(step[own & (step >= 0)])
+    apart = np.diff(made)
+    every = int(np.median(apart)) if len(apart) else 0
+    if every and (apart == every).mean() > _REGULAR:
+        unit = _Unit(*_words(every), len(made))
+    first = int(step[stayed & (step >= 0)].min(initial=made[0] if len(made) else 0))
+    late = first >= _LATE and first > every
+    return unit._replace(since=training_steps.first_step(now.trace) + first if late else 0)
+
+
+def _words(steps: int) -> tuple[str, str]:
+    """How to speak of a run of so many steps, and of what it makes."""
+    if steps == 1:
+        return "step", "each step makes"
+    return f"{steps} steps", f"every {steps} steps make"
 
 
 def _follows_the_steps(now: Situation) -> Mask:
@@ -175,10 +225,12 @@ def _growth(now: Situation, turns: "_Turns", leak: _Leak) -> Finding:
         made = f", made at {', '.join(large or [line])}"
     by = f"`{leak.keeper.name}` keeps" if leak.keeper else "something keeps"
     amount = size_text(leak.each)
-    evidence = f"Memory grows by {amount} per {turns.word}{made}: {by} what {turns.make}"
+    since = f" since step {leak.unit.since}" if leak.unit.since else ""
+    evidence = f"Memory grows by {amount} per {leak.unit.word}{since}{made}: {by} what "
+    evidence += leak.unit.make
     evidence += leak.keeper.way or _search_cut(now)
     earlier = leak.alike & (turns.of_allocation < turns.at(now.position)) & now.alive
-    proof = Proof(leak.own, turns.last, len(turns.settled))
+    proof = Proof(leak.own, turns.last, leak.unit.turns)
     change, there = _instead_of_keeping(now, leak.keeper), now.bytes(earlier)
     edit = Edit(leak.alike, end=turns.over(now.trace))
     return Finding("growth", leak.each, there, line, module, evidence, change, proof, edit)
@@ -204,6 +256,9 @@ def _search_cut(now: Situation) -> str:
 
 
 def _instead_of_keeping(now: Situation, keeper: Keeper) -> str:
+    for link, change in _CURES:
+        if link in keeper.path:
+            return change.replace("{}", keeper.name)
     # Detaching a graph's output frees the graph; a tensor alone stays, detached or not. After a
     # backward the graph has freed its saved tensors.
     trains = bool((scopes.tree(now.trace).kind == BACKWARD).any())
@@ -253,6 +308,7 @@ class _Turns:
     settled: NDArray[np.intp]  # turns whose leftovers a later turn would have freed
     begins: NDArray[np.intp]  # rows of the event table
     last: int  # the row after which the last growth was measured
+    are_steps: bool = True
 
     def over(self, trace: Trace) -> U64:
         """The ticks at which each allocation's turn is over."""
@@ -281,8 +337,7 @@ def _steps(now: Situation) -> _Turns | None:
     run = growth.steps
     first = len(rows) - run * len(growth.amounts)  # steps before the first run
     return _Turns(
-        "step" if run == 1 else f"{run} steps",
-        "each step makes" if run == 1 else f"every {run} steps make",
+        *_words(run),
         growth.amounts,
         np.where(alloc.step < 0, -1, np.maximum((alloc.step - first + run) // run, 0)),
         np.arange(1, len(growth.amounts)),
@@ -314,4 +369,5 @@ def _equal_calls(now: Situation) -> _Turns | None:
         np.arange(1, len(calls) - 2),
         positions,
         int(positions[-1]) - 1,
+        are_steps=False,
     )

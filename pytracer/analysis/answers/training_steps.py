@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,8 +87,10 @@ class Growth:
 
     @cached_property
     def per_step(self) -> int:
-        """The median run's, divided by its steps."""
-        return int(np.median(self.amounts) / self.steps)
+        """The median run's, divided by its steps; of ups and downs no more than what they leave."""
+        median = float(np.median(self.amounts))
+        least = median if self.goes_on else min(median, float(np.mean(self.amounts)))
+        return int(least / self.steps)
 
     @cached_property
     def goes_on(self) -> bool:
@@ -96,31 +98,82 @@ class Growth:
         return min(self.amounts) > 0 and 2 * min(self.amounts) >= float(np.median(self.amounts))
 
 
+_NEARLY = 0.9  # of the fastest growth: shorter runs say the same more plainly
+_ALIKE = 0.005  # of their growth: so little do equal runs differ
+
+
 def steady_growth(growth: Sequence[int]) -> Growth:
-    """The fastest growth that goes on, from the growth of each step; else that of single steps.
+    """The growth that goes on, from the growth of each step; that of single steps if there is none.
 
     A leak may come once per rollout or epoch: in every eighth step, for example. So runs of several
-    steps count as well, if there are at least three. Random ups and downs rarely go on like that,
-    and a single large allocation never does. A leak may begin late: steps before it do not count.
+    steps count as well, if there are at least three: those that grow alike and leave the fewest
+    steps out, else the shortest that explain nearly the fastest growth. Random ups and downs rarely
+    go on like that, and a single large allocation never does. A leak may begin late: steps before
+    it do not count.
     """
     until = np.cumsum([0, *growth])
     best = Growth(1, list(growth))
     if not best.goes_on:
         best = _late_growth(growth, until) or best
-    count, shortest = len(growth), 2
-    while shortest <= count // 3:
-        runs = count // shortest
+    runs = [
+        run for run in _runs(until) if not best.goes_on or _NEARLY * run.per_step > best.per_step
+    ]
+    if not runs:
+        return best if best.goes_on else _in_the_last_half(growth, until) or best
+    fastest = max(run.per_step for run in runs)
+    alike = [run for run in runs if run.is_alike]
+    chosen = max(alike, key=lambda run: (run.runs * run.steps, -run.steps), default=None)
+    chosen = chosen or next(run for run in runs if run.per_step >= _NEARLY * fastest)
+    amounts = _amounts(until, chosen.runs, np.array([chosen.steps]))[:, 0]
+    return Growth(chosen.steps, amounts.tolist())
+
+
+def _in_the_last_half(growth: Sequence[int], until: I64) -> Growth | None:
+    """The same of the last half of the steps, if it is to levels that were never reached before."""
+    half = len(growth) // 2
+    if half < _LEAST_LATE or not _is_new(until, half):
+        return None
+    late = steady_growth(growth[half:])
+    return late if late.goes_on else None
+
+
+def _is_new(until: I64, first: int) -> bool:
+    """Whether most of what grew from this step on is above all levels before it."""
+    return bool(2 * (until[-1] - until[: first + 1].max()) > until[-1] - until[first])
+
+
+class _Run(NamedTuple):
+    """Runs of so many steps, each of which grows."""
+
+    steps: int
+    runs: int
+    per_step: int
+    is_alike: bool  # whether all grow by the same
+
+
+def _runs(until: I64) -> list[_Run]:
+    """The lengths of runs that all grow, shortest first."""
+    found, steps = list[_Run](), len(until) - 1
+    shortest = 2
+    while shortest <= steps // 3:
+        count = steps // shortest
         # All lengths that give as many runs at once: a trace may have many thousands of steps.
-        steps = np.arange(shortest, count // runs + 1)
-        amounts = np.diff(until[count - np.outer(np.arange(runs, -1, -1), steps)], axis=0)
+        lengths = np.arange(shortest, steps // count + 1)
+        amounts = _amounts(until, count, lengths)
         least, median = amounts.min(axis=0), np.median(amounts, axis=0)
-        goes_on = (least > 0) & (2 * least >= median)
-        fastest = int(np.where(goes_on, (median / steps).astype(np.int64), -1).argmax())
-        other = Growth(int(steps[fastest]), amounts[:, fastest].tolist())
-        is_faster = (other.per_step, not best.goes_on) > (best.per_step, False)
-        best = other if other.goes_on and is_faster else best
-        shortest = int(steps[-1]) + 1
-    return best
+        alike = amounts.max(axis=0) - least <= _ALIKE * median
+        for i in np.flatnonzero((least > 0) & (2 * least >= median)).tolist():
+            length = int(lengths[i])
+            found.append(_Run(length, count, int(median[i] / length), bool(alike[i])))
+        shortest = int(lengths[-1]) + 1
+    return found
+
+
+def _amounts(until: I64, count: int, lengths: NDArray[Any]) -> I64:
+    """By run and length: how much the last `count` runs of each length grew."""
+    ends = len(until) - 1 - np.outer(np.arange(count, -1, -1), lengths)
+    amounts: I64 = np.diff(until[ends], axis=0)
+    return amounts
 
 
 _LEAST_LATE = 5  # steps that grow until the end
@@ -132,7 +185,7 @@ def _late_growth(growth: Sequence[int], until: I64) -> Growth | None:
     first = int(flat[-1]) + 1 if len(flat) else 0
     while len(growth) - first >= _LEAST_LATE:
         late = Growth(1, list(growth[first:]))
-        if late.goes_on and 2 * (until[-1] - until[: first + 1].max()) > until[-1] - until[first]:
+        if late.goes_on and _is_new(until, first):
             return late
         first += max((len(growth) - first) // 2, 1)
     return None

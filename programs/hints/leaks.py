@@ -1,0 +1,442 @@
+"""Leaks by all ways in which a program keeps things: each named with its way, and each with its cure."""
+
+import copy
+import functools
+import itertools
+import logging
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from programs.hints import sick as others
+from programs.hints.sick import ROWS, SICK, WIDTH, Sick, Work
+from pytracer import trace
+
+__all__ = ["SICK"]
+STEPS = 8
+_Run = Callable[[bool], trace]
+
+
+def leak(*words: str) -> Callable[[_Run], _Run]:
+    """Adds a program that leaks, and does not once it is mended. `words` name its way, too."""
+
+    def add(run: _Run) -> _Run:
+        leaks, mended = functools.partial(run, False), functools.partial(run, True)
+        SICK[run.__name__] = Sick(leaks, "growth", words, mended)
+        return run
+
+    return add
+
+
+def train(work: Work, keep: Callable[[Tensor], object]) -> trace:
+    """Trains, and gives each step's output away before its backward."""
+    with work.traced() as t:
+        for x in work.steps(STEPS):
+            out = work.model(x)
+            keep(out.detach() * 1)
+            work.learn(work.loss(out))
+    return t
+
+
+# -------------------------------------------------------------------------- graphs
+
+
+@leak("`total` keeps", "total -> tensor -> grad_fn -> saved tensor")
+def a_sum_of_losses_that_are_not_trained_on(mended: bool) -> trace:
+    work = Work()
+    total = torch.zeros(())
+    with work.traced() as t:
+        for x in work.steps(STEPS):
+            out = work.model(x)
+            extra = work.loss(work.model(x).exp())
+            total += extra.item() if mended else extra
+            work.learn(work.loss(out) + extra.detach() if not mended else work.loss(out) + extra)
+    return t
+
+
+@leak("`penalties` keeps", "penalties -> list -> tensor -> grad_fn -> saved tensor")
+def penalties_with_the_graph_of_a_gradient(mended: bool) -> trace:
+    work, penalties = Work(), list[Any]()
+    work.model.insert(1, nn.Tanh())
+    with work.traced() as t:
+        for x in work.steps(STEPS):
+            x.requires_grad_()
+            score = work.model(x).square().sum()
+            (slope,) = torch.autograd.grad(score, x, create_graph=True)
+            penalty = (slope.norm(dim=1) - 1).square().mean()
+            penalties.append(penalty.item() if mended else penalty)
+            work.learn(work.loss(work.model(x.detach())))
+    return t
+
+
+@leak("`model`", "parameter -> Parameter.grad -> tensor -> grad_fn -> saved tensor")
+def gradients_with_graphs_that_are_never_dropped(mended: bool) -> trace:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with trace(model, optimizer, stacks=True, devices="cpu", table=False) as t:
+        for _ in range(STEPS):
+            model(torch.randn(ROWS, WIDTH)).square().mean().backward(create_graph=True)
+            optimizer.step()
+            if mended:
+                optimizer.zero_grad()
+    return t
+
+
+# -------------------------------------------------------------------------- containers
+
+
+@leak("`epochs` keeps", "epochs -> list -> list -> tensor")
+def outputs_of_each_epoch_in_lists(mended: bool) -> trace:
+    work, epochs = Work(), list[Any]()
+    with work.traced() as t:
+        for _epoch in range(4):
+            outputs = []
+            for x in work.steps(3):
+                out = work.model(x)
+                outputs.append(out.detach() * 1)  # here
+                work.learn(work.loss(out))
+            epochs.append([each.mean().item() for each in outputs] if mended else outputs)
+            del outputs
+    return t
+
+
+@leak("`snapshots` keeps", "snapshots -> list -> parameter")
+def models_copied_with_their_gradients(mended: bool) -> trace:
+    work, snapshots = Work(), list[nn.Module]()
+    with work.traced() as t:
+        for x in work.steps(STEPS):
+            work.loss(work.model(x)).backward()
+            work.optimizer.step()
+            snapshots.append(copy.deepcopy(work.model))
+            del snapshots[: -1 if mended else 0]
+            work.optimizer.zero_grad()
+    return t
+
+
+@leak("`cache` keeps", "cache -> dict[(", "] -> tensor")
+def a_cache_by_shape_and_step(mended: bool) -> trace:
+    cache = dict[tuple[int, torch.Size], Tensor]()
+    steps = itertools.count()
+
+    def keep(out: Tensor) -> None:
+        cache[0 if mended else next(steps), out.shape] = out
+
+    return train(Work(), keep)
+
+
+@leak("`recent` keeps", "recent -> deque -> tensor", "bound")
+def a_deque_without_a_bound(mended: bool) -> trace:
+    recent = deque[Tensor](maxlen=2 if mended else None)
+    return train(Work(), recent.append)
+
+
+@leak("`waiting.queue` keeps", "waiting.queue -> deque -> tensor")
+def a_queue_that_nobody_empties(mended: bool) -> trace:
+    waiting = queue.Queue[Tensor]()
+
+    def keep(out: Tensor) -> None:
+        waiting.put(out)
+        if mended:
+            waiting.get()
+
+    return train(Work(), keep)
+
+
+@leak("`arrays` keeps", "arrays -> list -> ndarray.base -> tensor")
+def arrays_that_share_their_memory_with_tensors(mended: bool) -> trace:
+    arrays = list[Any]()
+    return train(Work(), lambda out: arrays.append(out.numpy().mean() if mended else out.numpy()))
+
+
+@leak("`sick.CACHE` keeps", "programs/hints/sick.py sick.CACHE -> dict[")
+def a_global_of_another_module(mended: bool) -> trace:
+    others.CACHE.clear()
+    steps = itertools.count()
+    keep = others.CACHE.__setitem__
+    try:
+        return train(Work(), lambda out: keep(0 if mended else next(steps), out))
+    finally:
+        others.CACHE.clear()
+
+
+# -------------------------------------------------------------------------- objects
+
+
+class Seen(nn.Module):
+    """Shows what it has seen, in a public or in a private attribute."""
+
+    history: list[Tensor]
+
+    def __init__(self, *, public: bool) -> None:
+        super().__init__()
+        self._history: list[Tensor] = []
+        self._mended = False
+        if public:
+            self.history = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = self.history if hasattr(self, "history") else self._history
+        if self._mended:
+            kept.clear()
+        kept.append(x.detach() * 1)  # here
+        return x
+
+
+def watched(seen: Seen, *, mended: bool) -> trace:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), seen, nn.Linear(WIDTH, WIDTH))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    seen._mended = mended
+    del seen
+    with trace(model, optimizer, stacks=True, devices="cpu", table=False) as t:
+        for _ in range(STEPS):
+            model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return t
+
+
+@leak("`model[1].history` keeps", "model[1].history -> list -> tensor")
+def an_attribute_of_a_module(mended: bool) -> trace:
+    return watched(Seen(public=True), mended=mended)
+
+
+@leak("`model[1]._history` keeps", "model[1]._history -> list -> tensor")
+def a_private_attribute_of_a_module(mended: bool) -> trace:
+    return watched(Seen(public=False), mended=mended)
+
+
+@leak("`model[*]._history` keeps", "]._history -> list -> tensor")
+def an_attribute_of_each_layer(mended: bool) -> trace:
+    work = Work()
+    layers = [Seen(public=False) for _ in range(4)]
+    model = nn.Sequential(work.model, *layers)
+    for layer in layers:
+        layer._mended = mended
+    del layers, layer
+    with work.traced(model) as t:
+        for x in work.steps(STEPS):
+            work.learn(work.loss(model(x)))
+    return t
+
+
+class Meter:
+    """Its list belongs to the class, and so to all of them."""
+
+    values: list[Tensor] = []  # noqa: RUF012 - the mistake
+
+    def __init__(self, *, mended: bool) -> None:
+        if mended:
+            self.values = []
+
+    def add(self, value: Tensor) -> None:
+        self.values.append(value)
+
+
+@leak("`Meter.values` keeps", "Meter.values -> list -> tensor")
+def an_attribute_of_a_class(mended: bool) -> trace:
+    Meter.values.clear()
+    try:
+        return train(Work(), lambda out: Meter(mended=mended).add(out))
+    finally:
+        Meter.values.clear()
+
+
+class Average:
+    """Collects what it is given."""
+
+    def __init__(self, most: int | None) -> None:
+        self.parts = deque[Tensor](maxlen=most)
+
+    def add(self, value: Tensor) -> None:
+        self.parts.append(value)
+
+
+@leak("`keep.__self__.parts` keeps", "keep.__self__.parts -> deque -> tensor")
+def a_bound_method(mended: bool) -> trace:
+    return train(Work(), Average(2 if mended else None).add)
+
+
+@dataclass(slots=True)
+class Row:
+    """A record without a dictionary."""
+
+    value: Tensor
+    before: "Row | None"
+
+
+@leak("`last.before.value` keeps", "last.before.value -> tensor")
+def records_that_refer_to_the_last(mended: bool) -> trace:
+    work, last = Work(), None
+    with work.traced() as t:
+        for x in work.steps(STEPS):
+            out = work.model(x)
+            last = Row(out.detach() * 1, None if mended else last)  # here
+            work.learn(work.loss(out))
+    return t
+
+
+# -------------------------------------------------------------------------- functions
+
+
+def closure(*, mended: bool) -> Callable[[Tensor], None]:
+    hidden = list[Tensor]()
+
+    def add(out: Tensor) -> None:
+        hidden.append(out)
+        del hidden[: -1 if mended else 0]
+
+    return add
+
+
+@leak("`hidden` keeps", "keep -> closure of closure.<locals>.add: hidden -> list -> tensor")
+def a_closure(mended: bool) -> trace:
+    return train(Work(), closure(mended=mended))
+
+
+def collect(layer: nn.Module, *, mended: bool) -> None:
+    add = closure(mended=mended)
+    layer.register_forward_hook(lambda _module, _given, out: add(out.detach() * 1))
+
+
+@leak("`hidden` keeps", "_forward_hooks -> OrderedDict[", "closure of", "hidden -> list")
+def a_hook_that_appends_in_a_closure(mended: bool) -> trace:
+    work = Work()
+    collect(work.model[2], mended=mended)
+    with work.traced() as t:
+        for x in work.steps(STEPS):
+            work.learn(work.loss(work.model(x)))
+    return t
+
+
+@leak("`rows` keeps", "default of", "rows -> list -> tensor")
+def a_default_argument(mended: bool) -> trace:
+    def collect(out: Tensor, rows: list[Tensor] | None = None if mended else []) -> None:
+        (rows if rows is not None else []).append(out)
+
+    return train(Work(), collect)
+
+
+@leak("`keep.args` keeps", "keep.args -> tuple -> list -> tensor")
+def a_partial(mended: bool) -> trace:
+    def add(rows: list[Tensor], out: Tensor) -> None:
+        rows.append(out)
+        del rows[: -1 if mended else 0]
+
+    return train(Work(), functools.partial(add, []))
+
+
+@leak("`positions` keeps", "lru_cache -> dict[", "maxsize")
+def an_lru_cache_without_a_bound(mended: bool) -> trace:
+    @functools.lru_cache(maxsize=2 if mended else None)
+    def positions(_length: int) -> Tensor:
+        return torch.zeros(ROWS, WIDTH)  # here
+
+    lengths = itertools.count()
+    return train(Work(), lambda out: out.add_(positions(next(lengths))))
+
+
+def running(*, mended: bool) -> Generator[None, Tensor, None]:
+    window = list[Tensor]()
+    while True:
+        window.append((yield))
+        del window[: -1 if mended else 0]
+
+
+@leak("`window` keeps", "generator running (", "window -> list -> tensor")
+def a_generator(mended: bool) -> trace:
+    average = running(mended=mended)
+    next(average)
+    return train(Work(), average.send)
+
+
+# -------------------------------------------------------------------------- what the interpreter keeps
+
+
+@leak("`errors` keeps", "ValueError.__traceback__ -> frame of", "traceback")
+def exceptions_that_are_kept(mended: bool) -> trace:
+    errors = list[Any]()
+
+    def check(out: Tensor) -> None:
+        try:
+            raise ValueError(out.shape)
+        except ValueError as error:
+            errors.append(str(error) if mended else error)
+
+    return train(Work(), check)
+
+
+@leak("`collected` keeps", "thread collector: ", "collected -> list -> tensor")
+def a_list_of_another_thread(mended: bool) -> trace:
+    given, taken = queue.Queue[Tensor | None](), threading.Semaphore(0)
+
+    def collect() -> None:
+        collected = list[Tensor]()
+        while (out := given.get()) is not None:
+            collected.append(out)
+            del collected[: -1 if mended else 0]
+            del out
+            taken.release()
+
+    def keep(out: Tensor) -> None:
+        given.put(out)
+        del out
+        taken.acquire()
+
+    thread = threading.Thread(target=collect, name="collector")
+    thread.start()
+    try:
+        return train(Work(), keep)
+    finally:
+        given.put(None)
+        thread.join()
+
+
+class Kept(logging.Handler):
+    """Keeps records, as handlers of tests and of dashboards do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@leak("logging.getLogger('programs.hints.leaks').handlers", "Kept.records", "LogRecord.args")
+def records_of_a_logger(mended: bool) -> trace:
+    logger = logging.getLogger(__name__)
+    logger.handlers, logger.propagate = [Kept()], False
+    logger.setLevel("INFO")
+    log = logging.getLogger(__name__).info
+    del logger
+    try:
+        return train(Work(), lambda out: log("%s", out.mean().item() if mended else out))
+    finally:
+        logging.getLogger(__name__).handlers.clear()
+
+
+@leak("`strong` keeps", "strong -> set -> tensor")
+def weak_references_beside_a_set(mended: bool) -> trace:
+    """A weak reference keeps nothing, though it comes first."""
+    seen = list[weakref.ref[Tensor]]()
+    strong = set[Tensor]()
+
+    def keep(out: Tensor) -> None:
+        seen.append(weakref.ref(out))
+        if not mended:
+            strong.add(out)
+
+    return train(Work(), keep)
+
+
+def names() -> list[str]:
+    """The programs of this file."""
+    return [name for name, sick in SICK.items() if sick.mended is not None]
