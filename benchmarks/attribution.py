@@ -17,7 +17,6 @@ of them, a tool gives the same sum. Its difference is wrong, as a share of all b
 
 import argparse
 import bisect
-import json
 import platform
 import sys
 import time
@@ -34,6 +33,7 @@ from _pytest.outcomes import Skipped
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import kept  # noqa: E402
 from programs.conformance.cases import CASES, STEPS, Case, Result, conform, make  # noqa: E402
 from programs.conformance.engines import ON_A_GPU, PROGRAMS  # noqa: E402  the last to add its own
 from programs.conformance.expected import storages  # noqa: E402
@@ -263,8 +263,6 @@ def judged(found: dict[str, int], true: dict[str, int]) -> dict[str, Any]:
     right = sum(min(found[kind], true[kind]) for kind in KINDS[:-1])
     total = max(sum(found.values()), sum(true.values()), 1)
     return {
-        "bytes": found,
-        "peak_bytes": sum(found.values()),
         "wrong_or_unknown": 1 - right / total,
         "unknown": found["unknown"] / max(sum(found.values()), 1),
     }
@@ -281,7 +279,7 @@ def measure(case: Case, size: str, device: str) -> dict[str, Any]:
     if result.without_inputs("found") != result.without_inputs("expected"):
         return {"name": case.name, "error": "the formulas do not confirm this case"}
     true = truth(result)
-    row: dict[str, Any] = {"name": case.name, "truth": true, "peak_bytes": result.peak_bytes}
+    row: dict[str, Any] = {"name": case.name, "peak_bytes": result.peak_bytes}
     row["pytracer"] = judged(ours(result.auto), true)
     return row | {name: asked(ask, case, size, device, true) for name, ask in PEERS.items()}
 
@@ -324,7 +322,7 @@ def main() -> None:
     if options.programs:
         rows = measure_programs(options.device, [n for n in PROGRAMS if options.only in n])
         if options.out:
-            options.out.write_text(json.dumps({**facts, "programs": rows}, indent=1) + "\n")
+            kept.write(options.out, {**facts, "programs": rows})
         return
     print("bytes at the peak that are unknown or wrong (unknown alone)")
     print(f"{'case':<34}" + "".join(f"{tool:>24}" for tool in tools))
@@ -340,7 +338,7 @@ def main() -> None:
         if options.device != "cpu":
             torch.cuda.empty_cache()
         if options.out:  # after every case, so that a time limit loses only cases not measured
-            options.out.write_text(json.dumps({**facts, "cases": rows}, indent=1) + "\n")
+            kept.write(options.out, {**facts, "cases": rows})
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from torch.utils.flop_counter import FlopCounterMode
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]  # from a checkout, wherever it is run
 
-from benchmarks import architectures, models, slug  # noqa: E402
+from benchmarks import architectures, kept, models, slug  # noqa: E402
 from pytracer import trace  # noqa: E402
 from pytracer.cost import (  # noqa: E402
     measurements,
@@ -51,6 +51,14 @@ from pytracer.export import cost_text  # noqa: E402
 PARTS = ("shapes", "operators", "phases", "models", "compiled")  # the longest last
 WARM_UP, STEPS = 4, 5
 CALLS = 5  # of a product by itself, in a graph
+
+_RATIOS = ("time_ratio", "expected_ratio", "verdict", "cause")
+_CHECKS = ("profiler", "flop_counter", "busy_ns", "sum_of_rows_ns")
+KEPT = {  # in the file, of each part's results
+    "shapes": ("id", "first_layer", "flop_ratio", *_RATIOS, "alone", "as_alone"),
+    "operators": ("id", "operator", "expected", *_RATIOS, "within_0.15", "forward", "backward"),
+    "models": ("id", "model", "compiled", "classes", "published", "whole_ratio", *_CHECKS),
+}
 
 # "Data Movement Is All You Need" (arXiv 2007.00072), table 1: BERT-large on a V100, in percent.
 PUBLISHED = {
@@ -809,7 +817,9 @@ class Report:
 
     def write(self) -> None:
         self.document["summary"] = summarise(self.document)
-        self.target.write_text(json.dumps(self.document, indent=1) + "\n")
+        parts = {part: self.document[part] for part in KEPT if part in self.document}
+        shown = {part: kept.only(rows, *KEPT[part]) for part, rows in parts.items()}
+        kept.write(self.target, self.document | shown)
 
 
 def line_of(part: str, result: dict[str, Any]) -> str:
@@ -942,7 +952,7 @@ def main() -> int:
     report = Report(target, began + 60 * options.minutes, facts, device)
     earlier = options.resume or (target if target.exists() and not options.again else None)
     if earlier is not None:
-        report.resume(json.loads(earlier.read_text()))
+        report.resume(kept.read(earlier))
     run = {
         "shapes": shapes,
         "operators": operators,

@@ -89,19 +89,16 @@ def _shapes() -> Iterator[Shape]:
     yield Shape((1, 128, 1024, 1024), (128, 128, 3, 3), 1, 1)
 
 
-def scratch(run: Callable[[], Any]) -> dict[str, int]:
-    """Runs it twice, and returns the bytes beyond its results, of the first run and of the second."""
-    found = []
+def scratch(run: Callable[[], Any]) -> int:
+    """Runs it twice, and returns the bytes that the second run takes beyond its results."""
     for _ in range(2):
         torch.cuda.synchronize()
-        before = torch.cuda.memory_stats()["requested_bytes.all.current"]
         torch.cuda.reset_peak_memory_stats()
         result = run()
         stats = torch.cuda.memory_stats()
-        found.append(stats["requested_bytes.all.peak"] - stats["requested_bytes.all.current"])
-        kept = stats["requested_bytes.all.current"] - before
+        beyond = stats["requested_bytes.all.peak"] - stats["requested_bytes.all.current"]
         del result
-    return {"first": found[0], "next": found[1], "results": kept}
+    return int(beyond)
 
 
 def convolution(shape: Shape, dtype: torch.dtype, last: bool) -> dict[str, Any]:

@@ -13,7 +13,6 @@
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from benchmarks import imagine, imagine_programs  # noqa: E402
+from benchmarks import imagine, imagine_programs, kept  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PROGRAMS = (
@@ -38,9 +37,7 @@ PROGRAMS = (
 
 def measured() -> dict[str, Any]:
     """The newest measured peaks."""
-    documents = [
-        json.loads(path.read_text()) for path in RESULTS.glob("imagine-models-nvidia-*.json")
-    ]
+    documents = [kept.read(path) for path in RESULTS.glob("imagine-models-nvidia-*.json")]
     newest = max(documents, key=lambda one: one["machine"]["date"])
     return {name: newest["programs"][name]["real"]["requested"] for name in PROGRAMS}
 
@@ -165,11 +162,11 @@ def main() -> None:
 def _add(title: str, folder: Path) -> None:
     """Asks one estimator, and adds its answers to those of the others."""
     path = folder / "imagine-peers-cpu.json"
-    document = json.loads(path.read_text())
+    document = kept.read(path)
     for name, row in document["programs"].items():
         row[title] = asked(ESTIMATORS[title], name)
         print(name, row[title], flush=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    kept.write(path, document)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ only parts not yet measured. They are skipped, and the file says so.
 import argparse
 import dataclasses
 import gc
-import json
 import random
 import statistics
 import sys
@@ -44,7 +43,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]  # from a checkout, whereve
 import models  # noqa: E402
 import overhead  # noqa: E402
 
-from benchmarks import slug  # noqa: E402
+from benchmarks import kept, slug  # noqa: E402
 from pytracer import errors  # noqa: E402
 from pytracer.gemm import advice, presets, shapes, sweep  # noqa: E402
 from pytracer.gemm.operands import as_asked, prepare  # noqa: E402
@@ -94,7 +93,7 @@ class Bench:
         """Takes over these parts of the file, if they were measured on such a device."""
         if not self.target.exists():
             return
-        older = json.loads(self.target.read_text())
+        older = kept.read(self.target)
         if older["device"]["name"] != self.facts.name or "measured" not in older:
             return
         for what in ("parts", "measured", "skipped"):
@@ -158,8 +157,47 @@ class Bench:
     def write(self) -> None:
         self.document["seconds"] = round(time.perf_counter() - self.began, 1)
         part = self.target.with_suffix(".part")
-        part.write_text(json.dumps(self.document) + "\n")  # with every sample
+        kept.write(part, figures(self.document))
         part.replace(self.target)
+
+
+# What tables and pictures show of a product, of its kernel and of its tiles.
+_ROW = ("group", "m", "n", "k", "dtype", "role", "library", "tflops", "microseconds")
+_ROW += ("alignment_bytes", "datasheet_share", "kernel", "older_kernel", "tiling")
+_INSIDE = {"kernel": ("arch",), "tiling": ("tile_m", "tile_n", "waves")}
+_PARTS = {  # of the parts that are not only rows
+    "peaks": ("row", "tflops", "do_bench_tflops"),
+    "peers": ("ours", "event loop", "do_bench"),
+}
+
+
+def figures(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns the figures that tables and pictures are made from."""
+    parts: dict[str, Any] = {}
+    for name, part in document["parts"].items():
+        if name in _PARTS:
+            part = {title: kept.only(each, *_PARTS[name]) for title, each in part.items()}
+        elif name == "gpt2":
+            dimensions = kept.only(part["advice"]["dimensions"], "name", "advised")
+            part = {"advice": {"dimensions": dimensions}, **kept.only(part, "step")}
+        elif name == "model":
+            part = kept.only(part, "constants", "median_error", "median_error_without_names")
+        parts[name] = _without_samples(part)
+    return document | {"parts": parts, "biases": kept.only(document["biases"], "part", "median")}
+
+
+def _without_samples(found: Any) -> Any:
+    if isinstance(found, list):
+        return [_without_samples(each) for each in found]
+    if not isinstance(found, dict):
+        return found
+    if "older_kernel" not in found:
+        return {name: _without_samples(each) for name, each in found.items()}
+    row = kept.only(found, *_ROW)
+    inside = {
+        name: kept.only(row[name], *names) for name, names in _INSIDE.items() if row.get(name)
+    }
+    return row | inside
 
 
 def rows_in(found: Any) -> Iterator[dict[str, Any]]:

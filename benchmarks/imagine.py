@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from benchmarks import slug  # noqa: E402
+from benchmarks import kept, slug  # noqa: E402
 from benchmarks.imagine_programs import PROGRAMS, fused, trains, words  # noqa: E402
 
 MOST_OPS = 12
@@ -219,13 +219,13 @@ def imagined_again(
     judge: Callable[[str, dict[str, Any]], None],
 ) -> None:
     """Imagines each program of a measured document again, and writes both into the same file."""
-    document = json.loads(file.read_text())
+    document = kept.read(file)
     for name, row in document["programs"].items():
         row |= imagine(name)
         judge(name, row)
     versions = {"torch": torch.__version__, "date": _now()}
     document["machine"]["imagined_again"] = versions
-    file.write_text(json.dumps(document, indent=1) + "\n")
+    kept.write(file, document)
 
 
 def _again(name: str) -> dict[str, Any]:
@@ -306,7 +306,7 @@ def write(folder: Path | None, name: str, document: dict[str, Any], device: str 
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{slug(device)}.json"
-    path.write_text(json.dumps({"machine": machine, **document}, indent=1) + "\n")
+    kept.write(path, {"machine": machine, **document})
 
 
 def _now() -> str:

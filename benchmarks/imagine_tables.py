@@ -108,8 +108,8 @@ def scratch(document: Document) -> str:
                 continue
             most = _bound(row, way)
             passes += 1
-            within += row[way]["next"] <= most
-            worst = max(worst, row[way]["next"] / most)
+            within += row[way] <= most
+            worst = max(worst, row[way] / most)
     layers = [row for row in document["recurrent"] if "saved" in row]
     exact = sum(_reserve(row) in row["saved"] for row in layers)
     return (

@@ -36,7 +36,7 @@ from torch.utils.checkpoint import checkpoint
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import models, slug  # noqa: E402
+from benchmarks import kept, models, slug  # noqa: E402
 from pytracer import (  # noqa: E402
     driver,
     errors,
@@ -52,6 +52,8 @@ CONDITIONS = ("lazy", "eager", "other process", "limit", "warm")
 STEPS = 4
 LIMIT = 0.1  # of the device, where there is a limit
 RUN_SECONDS = 120
+KEPT = ("workload", "condition", "error", "used", "residual", "limit", "closes", "sums")
+KEPT += ("request_failed", "residual_with_twins_context")
 
 
 # ---------------------------------------------------------------- workloads
@@ -429,8 +431,8 @@ def main() -> int:
         # After each run, so that a time limit loses no finished run.
         compare_twins(runs)
         summary = summarise(runs, time.monotonic() - began)
-        document = {"machine": facts, "summary": summary, "probe": probed, "runs": runs}
-        target.write_text(json.dumps(document, indent=1) + "\n")
+        document = {"machine": facts, "summary": summary, "probe": probed}
+        kept.write(target, document | {"runs": kept.only(runs, *KEPT)})
     print(json.dumps({"summary": summary, "probe": probed}, indent=1))
     print(f"written: {target.name}")
     return 0 if summary["closed"] == summary["runs"] else 1

@@ -14,9 +14,9 @@ How it measures:
   limit, and every third or fourth round in the others, in an order drawn anew, with a plain block
   before and after each. A block's ratio is its time over the mean of its two neighbours, which are
   a fraction of a second away: a machine that slows down for a while slows all three. It prints the
-  median over rounds with its 95 % confidence interval, and the quartiles. "steps" is the median of
-  all the mode's steps over that of the plain steps of the same rounds: a few slow blocks do not
-  move it. It is left out where the GPU is the limit, because the host does not time a step there.
+  median over rounds with its 95 % confidence interval. "steps" is the median of all the mode's
+  steps over that of the plain steps of the same rounds: a few slow blocks do not move it. It is
+  left out where the GPU is the limit, because the host does not time a step there.
 * The timed region is steps only, between two synchronisations of the device. A mode is entered
   before it and runs warm-up steps first; entering, leaving and the first step are reported in ms.
 * "plain again" is the plain step once more: the distance of its ratio from 1 is the noise.
@@ -27,13 +27,11 @@ How it measures:
   its share of the time sits out rounds, once it has three samples.
 * A case of several ranks starts its own processes. They take the same blocks at the same time,
   rank 0 decides which, and a block's time is that of the slowest rank.
-* All samples are kept in the JSON.
 """
 
 import argparse
 import gc
 import itertools
-import json
 import os
 import platform
 import random
@@ -59,7 +57,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]  # from a checkout, whereve
 import models  # noqa: E402
 
 import pytracer  # noqa: E402
-from benchmarks import slug  # noqa: E402
+from benchmarks import kept, slug  # noqa: E402
 from pytracer._native import C  # noqa: E402
 from pytracer.gemm import statistics as intervals  # noqa: E402
 
@@ -475,22 +473,8 @@ def measure_memory(case: Case, workload: models.Workload, **options: Any) -> dic
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Returns the median, its 95 % confidence interval, quartiles and range."""
-    if len(values) == 1:
-        quartiles = [values[0]] * 3
-    else:
-        quartiles = statistics.quantiles(values, n=4, method="inclusive")
-    certain = intervals.median(values)
-    return {
-        "median": certain.median,
-        "low": certain.low,
-        "high": certain.high,
-        "q1": quartiles[0],
-        "q3": quartiles[2],
-        "min": min(values),
-        "max": max(values),
-        "samples": len(values),
-    }
+    """Returns the median, its 95 % confidence interval, and of how many values it is."""
+    return {**vars(intervals.median(values)), "samples": len(values)}
 
 
 def summarise(case: Case, samples: dict[str, Samples], modes: list[Mode]) -> dict[str, Any]:
@@ -498,7 +482,7 @@ def summarise(case: Case, samples: dict[str, Samples], modes: list[Mode]) -> dic
     summary: dict[str, Any] = {}
     for mode in modes:
         own = samples[mode.name]
-        entry: dict[str, Any] = {"peer": mode.peer, "error": own.error, "samples": own.rows}
+        entry: dict[str, Any] = {"peer": mode.peer, "error": own.error}
         if own.rows:
             for figure, of in zip(("ratio", "cpu_ratio"), TIMES, strict=True):
                 entry[figure] = spread([row[of] / row[f"plain_{of}"] for row in own.rows])
@@ -525,7 +509,7 @@ def graphs_compiled() -> int:
 def print_summary(case: Case, result: dict[str, Any]) -> None:
     print(f"\n{case.name}: {result['description']}")
     print(
-        f"{'':36}{'ratio':>7} {'is within':>13} {'quartiles':>13} {'n':>3} {'cpu':>6}"
+        f"{'':36}{'ratio':>7} {'is within':>13} {'n':>3} {'cpu':>6}"
         f" {'steps':>6} {'step':>9} {'start':>8} {'stop':>9}"
     )
     for name, entry in result["modes"].items():
@@ -537,7 +521,7 @@ def print_summary(case: Case, result: dict[str, Any]) -> None:
         verdict = "" if limit is None else f"  (at most {limit})"
         print(
             f"  {name:34}{ratio['median']:7.3f} {ratio['low']:6.3f}-{ratio['high']:6.3f}"
-            f" {ratio['q1']:6.3f}-{ratio['q3']:6.3f} {ratio['samples']:3}"
+            f" {ratio['samples']:3}"
             f" {entry['cpu_ratio']['median']:6.3f} {entry.get('steps_ratio', 0):6.3f}"
             f" {entry['step_ms']:6.2f} ms"
             f" {entry['start_ms']:5.1f} ms {entry['stop_ms']:6.1f} ms{verdict}"
@@ -684,7 +668,7 @@ def measure(case: Case, minutes: float, options: argparse.Namespace) -> None:
         name = f"overhead-{case.name.removesuffix('-cpu')}-{slug(device)}.json"
         target: Path = options.out / name
         if is_first_rank():
-            target.write_text(json.dumps(result, indent=1) + "\n")
+            kept.write(target, result)
         return target
 
     result = run_case(case, minutes, options, keep)

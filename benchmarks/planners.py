@@ -12,7 +12,6 @@ Each answer is run: three steps of SGD without momentum, recorded from before th
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import prediction  # noqa: E402
+from benchmarks import kept, prediction  # noqa: E402
 
 BUDGETS = (0.6, 0.3)  # between the smallest plan's peak and that without a plan
 SHARES = (0.6, 0.3, 0.1)  # activation_memory_budget
@@ -234,7 +233,7 @@ def main() -> int:
     }
     options.out.mkdir(parents=True, exist_ok=True)
     where = options.out / "prediction-planners-cpu.json"
-    where.write_text(json.dumps(document, indent=1) + "\n")
+    kept.write(where, document)
     print(where, file=sys.stderr)
     return 0
 

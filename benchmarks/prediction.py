@@ -35,7 +35,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import slug  # noqa: E402
+from benchmarks import kept, slug  # noqa: E402
 
 MIB = 1 << 20
 BELOW = 2 * MIB  # how far below the smallest limit a run must fail
@@ -417,7 +417,7 @@ def plan_times_part(options: argparse.Namespace) -> dict[str, Any]:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     file = options.out / f"prediction-plans-{slug(machine(device)['device'])}.json"
-    document: dict[str, Any] = json.loads(file.read_text())
+    document: dict[str, Any] = kept.read(file)
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in document["runs"]:
         rows.setdefault(row["model"], []).append(row)
@@ -579,7 +579,7 @@ def what_if_part(options: argparse.Namespace) -> dict[str, Any]:
 def before(out: Path, here: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the file's rows, if they are of this device and this torch."""
     file = out / f"prediction-what-if-{slug(here['device'])}.json"
-    document = json.loads(file.read_text()) if file.exists() else {}
+    document = kept.read(file) if file.exists() else {}
     same = all(document.get(name) == here[name] for name in ("torch", "cudnn", "device"))
     return document["runs"] if same else []
 
@@ -735,8 +735,15 @@ def replay_part(options: argparse.Namespace) -> dict[str, Any]:
         "date": datetime.now(timezone.utc).date().isoformat(),
         **{name: facts.get(name) for name in names_of_facts},
         "recorded": {name: recording.result() for name, recording in recorded.items()},
-        "runs": rows,
+        "runs": [
+            row | {way: _figures(row[way]) for way in ("predicted", "measured")} for row in rows
+        ],
     }
+
+
+def _figures(run: dict[str, Any]) -> dict[str, Any]:
+    names = ("failed", "ended", "problem", "num_ooms", "num_alloc_retries")
+    return kept.only(run, *names, "reserved_bytes.all.peak")
 
 
 def exact(row: dict[str, Any]) -> bool:
@@ -800,7 +807,7 @@ def main() -> int:
     about = "plans" if options.part == "plan-times" else options.part
     where = options.out / f"prediction-{about}-{slug(document['device'])}.json"
     options.out.mkdir(parents=True, exist_ok=True)
-    where.write_text(json.dumps(document, indent=1) + "\n")
+    kept.write(where, document)
     say(f"{document['seconds']} s, {where}")
     if options.part == "replay":
         right = sum(map(exact, document["runs"]))

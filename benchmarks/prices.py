@@ -8,7 +8,6 @@ of each. The operators run outside of modules, where `detail="category"` sees th
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -23,7 +22,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import pytracer  # noqa: E402
-from benchmarks import slug  # noqa: E402
+from benchmarks import kept, slug  # noqa: E402
 from benchmarks.overhead import C, machine  # noqa: E402
 
 MODES: dict[str, dict[str, Any] | None] = {
@@ -117,7 +116,7 @@ def main() -> int:
     here = machine()
     target = options.out / f"prices-{slug(here['device'] or 'cpu')}.json"
     document = {"machine": here, "rounds": rounds, "prices": prices}
-    target.write_text(json.dumps(document, indent=1) + "\n")
+    kept.write(target, document)
     for name, by_mode in prices.items():
         print(f"{name:48}" + "".join(f"{each['median_ns']:12.0f}" for each in by_mode.values()))
     return 0

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from benchmarks import slug  # noqa: E402
+from benchmarks import kept, slug  # noqa: E402
 from programs import parallel  # noqa: E402
 
 
@@ -72,7 +72,23 @@ def _row(way: parallel.Way, folder: Path, problem: str) -> dict[str, Any]:
     failed = next((one["problem"] for one in ranks if "problem" in one), "")
     if failed or len(ranks) < way.ranks:
         return {"way": way.name, "problem": failed or problem}
-    return {"way": way.name, "taken": dt.date.today().isoformat(), "ranks": ranks}
+    return {
+        "way": way.name,
+        "taken": dt.date.today().isoformat(),
+        "ranks": list(map(_figures, ranks)),
+    }
+
+
+def _figures(rank: dict[str, Any]) -> dict[str, Any]:
+    """What the tables show of a rank."""
+    seen = rank["trace"]
+    trace = {
+        **kept.only(seen, "peak", "gathered", "residual"),
+        "at_end": kept.only(seen["at_end"], "weights", "optimizer_state"),
+        "most": kept.only(seen["most"], "gradients", "communication", "unknown"),
+    }
+    others = kept.only(rank, "way", "parameters", "same", "truth", "step_ratio")
+    return others | {"trace": trace}
 
 
 def unfit(way: parallel.Way, options: argparse.Namespace) -> str:
@@ -119,7 +135,7 @@ def main() -> None:
         for row in rows + (run(able, options) if able else []):
             document["ways"].append(row)
             print(row["way"], row.get("problem", "done"), flush=True)
-        target.write_text(json.dumps(document, indent=1) + "\n")
+        kept.write(target, document)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ A table stands between markers such as `<!-- overhead:begin -->` and `<!-- overh
 """
 
 import argparse
-import json
 import math
 import re
 import sys
@@ -41,8 +40,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]  # from a checkout, wherever it is run
 
-from benchmarks import cost_tables, gemm_tables, imagine_tables, prediction_tables, rank_tables  # noqa: E402
-from pytracer.gemm import statistics  # noqa: E402
+from benchmarks import (  # noqa: E402
+    cost_tables,
+    gemm_tables,
+    imagine_tables,
+    kept,
+    prediction_tables,
+    rank_tables,
+)
 
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
@@ -91,7 +96,7 @@ CASE_ORDER = (
 
 
 def results() -> list[dict[str, Any]]:
-    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("overhead-*.json"))]
+    found = [kept.read(path) for path in sorted(RESULTS.glob("overhead-*.json"))]
     return sorted(found, key=lambda result: CASE_ORDER.index(result["case"]))
 
 
@@ -136,7 +141,7 @@ def _case_line(case: dict[str, Any]) -> str:
 def _blocks(case: dict[str, Any]) -> dict[str, int]:
     """Returns how many blocks each row is of."""
     return {
-        name: len(entry["samples"])
+        name: entry["ratio"]["samples"]
         for name, entry in case["modes"].items()
         if name in (*ROWS, "plain again") and "ratio" in entry
     }
@@ -175,16 +180,8 @@ def _cell(case: dict[str, Any], name: str) -> str:
     if of_steps and limit is not None and entry["steps_ratio"] > limit:
         of_steps = f"**{of_steps}**"
     median += "†" * _is_of_few(case, name)
-    low, high = _interval(entry)
-    return ", ".join(filter(None, [f"{median} ({low:.{digits}f}-{high:.{digits}f})", of_steps]))
-
-
-def _interval(entry: dict[str, Any]) -> tuple[float, float]:
-    """Returns the interval of the median; of few blocks, their range."""
-    ratio, rows = entry["ratio"], entry["samples"]
-    if "low" not in ratio and "plain_step_ms" in rows[0]:
-        ratio = vars(statistics.median([row["step_ms"] / row["plain_step_ms"] for row in rows]))
-    return ratio.get("low", ratio.get("min")), ratio.get("high", ratio.get("max"))
+    between = f"{ratio['low']:.{digits}f}-{ratio['high']:.{digits}f}"
+    return ", ".join(filter(None, [f"{median} ({between})", of_steps]))
 
 
 def _machine(case: dict[str, Any]) -> str:
@@ -449,13 +446,13 @@ def main() -> int:
     before = {page: page.read_text() for page in PAGES}
     after = dict(before)
     after[OVERHEAD_PAGE] = between(after[OVERHEAD_PAGE], "overhead", overhead_table(cases))
-    report = json.loads((RESULTS / "report-cpu.json").read_text())
+    report = kept.read(RESULTS / "report-cpu.json")
     after[REPORT_PAGE] = between(after[REPORT_PAGE], "report", report_table(report))
     for path in sorted(RESULTS.glob("prices-nvidia-*.json"))[:1]:
-        text = prices_table(json.loads(path.read_text()))
+        text = prices_table(kept.read(path))
         after[OVERHEAD_PAGE] = between(after[OVERHEAD_PAGE], "prices", text)
     for path in sorted(RESULTS.glob("gemm-nvidia-*.json"))[:1]:
-        document = json.loads(path.read_text())
+        document = kept.read(path)
         after[GEMM_PAGE] = between(after[GEMM_PAGE], "gemm", gemm_tables.vocabulary(document))
         for part in ("peaks", "alignment", "libraries", "methods", "claims"):
             text = getattr(gemm_tables, part)(document)
@@ -463,7 +460,7 @@ def main() -> int:
         if arguments.pictures:
             gemm_tables.pictures(document, ROOT / "docs" / "images")
     for path in sorted(RESULTS.glob("cost-nvidia-*.json"))[:1]:
-        document = json.loads(path.read_text())
+        document = kept.read(path)
         after[COST_PAGE] = between(after[COST_PAGE], "cost", cost_tables.summary(document))
         for part in ("shapes", "operators", "models", "phases"):
             text = getattr(cost_tables, part)(document)
@@ -471,7 +468,7 @@ def main() -> int:
     for name in ("replay", "plans", "planners", "what-if"):
         # The figures of a GPU if there are any; for what-if those of both devices.
         found = sorted(RESULTS.glob(f"prediction-{name}-*.json"), reverse=True)
-        documents = [json.loads(path.read_text()) for path in found]
+        documents = [kept.read(path) for path in found]
         if documents:
             shown = documents if name == "what-if" else documents[:1]
             text = getattr(prediction_tables, name.replace("-", "_"))(*shown)
@@ -483,7 +480,7 @@ def main() -> int:
         ("scratch", "cudnn-scratch-*.json"),
         ("peers", "imagine-peers-*.json"),
     ):
-        documents = [json.loads(path.read_text()) for path in RESULTS.glob(files)]
+        documents = [kept.read(path) for path in RESULTS.glob(files)]
         for document in sorted(documents, key=lambda one: one["machine"]["date"])[-1:]:
             text = getattr(imagine_tables, name)(document)
             after[IMAGINE_PAGE] = between(after[IMAGINE_PAGE], f"imagine-{name}", text)
@@ -493,34 +490,32 @@ def main() -> int:
     )
     for name, make in (("attribution", attribution_table), ("ledger", ledger_text)):
         for path in sorted(RESULTS.glob(f"{name}-nvidia-*.json"))[:1]:
-            text = make(json.loads(path.read_text()))
+            text = make(kept.read(path))
             after[ACCURACY_PAGE] = between(after[ACCURACY_PAGE], MARKERS[name], text)
     for path in RESULTS.glob("synchronisation-cpu.json"):
-        text = synchronisation_table(json.loads(path.read_text()))
+        text = synchronisation_table(kept.read(path))
         after[OVERHEAD_PAGE] = between(after[OVERHEAD_PAGE], "synchronisation", text)
-        text = owners_table(json.loads(path.read_text()))
+        text = owners_table(kept.read(path))
         after[OVERHEAD_PAGE] = between(after[OVERHEAD_PAGE], "owners", text)
     for path in sorted(RESULTS.glob("whose-time-nvidia-*.json"))[:1]:
-        text = whose_time_table(json.loads(path.read_text()))
+        text = whose_time_table(kept.read(path))
         after[OVERHEAD_PAGE] = between(after[OVERHEAD_PAGE], "whose-time", text)
     for path in RESULTS.glob("exports-cpu.json"):
-        text = exports_table(json.loads(path.read_text()))
+        text = exports_table(kept.read(path))
         after[EXPORTS_PAGE] = between(after[EXPORTS_PAGE], "exports", text)
     for path in sorted(RESULTS.glob("ranks-nvidia-*.json"))[:1]:
-        text = rank_tables.ways(json.loads(path.read_text()))
+        text = rank_tables.ways(kept.read(path))
         after[RANKS_PAGE] = between(after[RANKS_PAGE], "ranks", text)
     for path in RESULTS.glob("ranks-cpu.json"):
-        text = rank_tables.recordings(json.loads(path.read_text()))
+        text = rank_tables.recordings(kept.read(path))
         after[RANKS_PAGE] = between(after[RANKS_PAGE], "recordings", text)
     for path in RESULTS.glob("many-ranks-cpu.json"):
-        text = rank_tables.many(json.loads(path.read_text()))
+        text = rank_tables.many(kept.read(path))
         after[RANKS_PAGE] = between(after[RANKS_PAGE], "many-ranks", text)
     for path in RESULTS.glob("install-cpu.json"):
-        after[README] = between(
-            after[README], "install", install_text(json.loads(path.read_text()))
-        )
+        after[README] = between(after[README], "install", install_text(kept.read(path)))
     for path in sorted(RESULTS.glob("attribution-nvidia-*.json"))[:1]:
-        rows = peer_rows(json.loads(path.read_text()), cases)
+        rows = peer_rows(kept.read(path), cases)
         after[README] = with_rows(after[README], rows)
     if arguments.check:
         different = [page.name for page in before if after[page] != before[page]]

@@ -18,7 +18,6 @@ import argparse
 import bisect
 import ctypes
 import gc
-import json
 import mmap
 import os
 import platform
@@ -36,7 +35,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]  # from a checkout, wherever it is run
 
-from benchmarks import slug  # noqa: E402
+from benchmarks import kept, slug  # noqa: E402
 from benchmarks.overhead import CASES, MODES, PLAIN, Case, can_run, machine, synchronize  # noqa: E402
 
 OURS = "pytracer"
@@ -248,7 +247,7 @@ def main() -> int:
             sys.stdout.flush()
             device = slug(results[0]["machine"]["device"] or "cpu")
             target = options.out / f"whose-time-{device}.json"
-            target.write_text(json.dumps({"cases": results}, indent=1) + "\n")
+            kept.write(target, {"cases": results})
             gc.collect()
     return 0 if results else 1
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cost as benchmark, cost_tables
+from benchmarks import cost as benchmark, cost_tables, kept
 from pytracer.cost import measurements
 
 FACTS = {
@@ -34,7 +34,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     benchmark.operators(made, "cpu", quick=True)
     made.document["summary"] = benchmark.summarise(made.document)
     made.write()
-    found: dict[str, Any] = json.loads(target.read_text())
+    found: dict[str, Any] = kept.read(target)
     assert found["failed"] == []
     return found
 

@@ -1,6 +1,5 @@
 """Scratch of imagined cards, held against calls that were measured on an H100."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,12 @@ import torch
 from torch import nn
 
 import pytracer
+from benchmarks import kept
 from benchmarks.imagine_tables import layer_of
 from pytracer.imagined import scratch
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-MEASURED = json.loads((RESULTS / "cudnn-scratch-nvidia-h100-80gb-hbm3.json").read_text())
+MEASURED = kept.read(RESULTS / "cudnn-scratch-nvidia-h100-80gb-hbm3.json")
 LEVELS, LAYERS = MEASURED["levels"], [row for row in MEASURED["recurrent"] if "saved" in row]
 
 

@@ -9,7 +9,6 @@ python tools/conformance.py --from FILE...              # also the tables of kep
 
 import argparse
 import gc
-import json
 import sys
 import warnings
 from pathlib import Path
@@ -21,6 +20,7 @@ from _pytest.outcomes import Skipped
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import kept  # noqa: E402
 from benchmarks.readme_tables import attribution_table  # noqa: E402
 from programs.conformance.cases import CASES, EXACT, Result, conform  # noqa: E402
 from programs.conformance.engines import ON_A_GPU, PROGRAMS  # noqa: E402  the last to add its own
@@ -73,19 +73,21 @@ def main() -> None:
     size = options.size or ("tiny" if options.device == "cpu" else "real")
     if options.programs:
         rows = run_programs(options.device, names)
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        kept.write(options.json, rows)
         return
     rows = run(options.device, size, names, options.json)
     if options.json:
         return
-    kept = {row["name"]: row for file in options.kept for row in json.loads(file.read_text())}
+    given = {row["name"]: row for file in options.kept for row in kept.read(file)}
     sections = [HEAD, section(rows)]
     if options.kept:
-        sections.append(section([kept[name] for name in CASES if name in kept]))
+        sections.append(section([given[name] for name in CASES if name in given]))
     here = {row["name"]: row for row in run_programs("cpu", list(PROGRAMS))}
-    sections.append(programs_section(here, {name: kept[name] for name in PROGRAMS if name in kept}))
+    sections.append(
+        programs_section(here, {name: given[name] for name in PROGRAMS if name in given})
+    )
     for path in sorted((ROOT / "benchmarks" / "results").glob("attribution-*.json")):
-        document = json.loads(path.read_text())
+        document = kept.read(path)
         title = (
             f"## Other tools on the same cases: {document['hardware']}, {document['size']} models"
         )
@@ -95,7 +97,7 @@ def main() -> None:
 
 def run(device: str, size: str, names: list[str], keep: Path | None) -> list[dict[str, Any]]:
     """Runs the cases without a kept result, and writes the results after each."""
-    rows: list[dict[str, Any]] = json.loads(keep.read_text()) if keep and keep.exists() else []
+    rows: list[dict[str, Any]] = kept.read(keep) if keep and keep.exists() else []
     done = {row["name"] for row in rows}
     for name in names:
         if name in done:
@@ -103,7 +105,7 @@ def run(device: str, size: str, names: list[str], keep: Path | None) -> list[dic
         case = CASES[name]
         row: dict[str, Any] = {"name": name, "device": device, "size": size}
         try:
-            row = conform(case, size, device).document()
+            row = figures(conform(case, size, device))
         except Skipped as reason:
             row["skipped"] = str(reason)
         except Exception as error:
@@ -114,8 +116,18 @@ def run(device: str, size: str, names: list[str], keep: Path | None) -> list[dic
         print(name, row.get("error") or row.get("skipped") or "", flush=True)
         rows.append({**row, "torch": torch.__version__})
         if keep:
-            keep.write_text(json.dumps(rows, indent=1) + "\n")
+            kept.write(keep, rows)
     return rows
+
+
+def figures(result: Result) -> dict[str, Any]:
+    """What the page shows of a result; of bytes at the peak, the categories that differ."""
+    names = ("name", "device", "size", "peak_bytes", "expected", "found", "agreement")
+    names += ("agreement_ever", "unknown_share", "inputs_with_hooks", "hooks_see_all")
+    differ = result.differences()
+    by_mode = {"auto": {name: bytes_ for name, (bytes_, _) in differ.items()}}
+    by_mode["hooks"] = {name: bytes_ for name, (_, bytes_) in differ.items()}
+    return kept.only(result.document(), *names) | by_mode
 
 
 def run_programs(device: str, names: list[str]) -> list[dict[str, Any]]:
@@ -130,7 +142,8 @@ def run_programs(device: str, names: list[str]) -> list[dict[str, Any]]:
         row |= {"told": 0, "totals": 0, "wrong": {}}
         for mode in MODES:
             row |= said(name, mode, device)
-            row["wrong"][mode] = row.pop("lines")
+            if lines := row.pop("lines"):
+                row["wrong"][mode] = lines
         print(name, {mode: lines[:3] for mode, lines in row["wrong"].items() if lines} or "")
         rows.append(row)
     return rows
@@ -162,7 +175,7 @@ def programs_section(here: dict[str, Any], there: dict[str, Any]) -> str:
     """Returns the section on programs: on the CPU, and the kept results of a GPU."""
     peers = ("torch.profiler", "MemTracker")
     path = ROOT / "benchmarks" / "results" / "programs-cpu.json"
-    asked = {row["name"]: row for row in json.loads(path.read_text())["programs"]}
+    asked = {row["name"]: row for row in kept.read(path)["programs"]}
     gpu = next((row["hardware"] for row in there.values()), "a GPU")
     lines = [PROGRAMS_HEAD, _line(["program", "tensors", "totals", "CPU", gpu, *peers])]
     lines.append(_line(["---", "---:", "---:", "---", "---", "---:", "---:"]))

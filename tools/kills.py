@@ -51,7 +51,6 @@ def main() -> int:
             "seconds": round(time.monotonic() - began, 1),
         },
         "options": {"seed": options.seed, "longest_seconds": options.longest},
-        "kills": [{"seconds": d, **vars(each)} for d, each in zip(delays, killed, strict=True)],
         "wrong": [vars(each) for each in found if each.wrong],
     }
     options.output.write_text(json.dumps(document, indent=1) + "\n")
