@@ -484,7 +484,7 @@ def main() -> int:
         for document in sorted(documents, key=lambda one: one["machine"]["date"])[-1:]:
             text = getattr(imagine_tables, name)(document)
             after[IMAGINE_PAGE] = between(after[IMAGINE_PAGE], f"imagine-{name}", text)
-    made = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("advice-*.json"))]
+    made = [kept.read(path) for path in sorted(RESULTS.glob("advice-*.json"))]
     after[FINDINGS_PAGE] = between(
         after[FINDINGS_PAGE], "advice", prediction_tables.advice(*reversed(made))
     )
