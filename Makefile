@@ -13,7 +13,7 @@ BUILT := pytracer/_build.json
 NATIVE := setup.py _build_backend/native.py $(shell find csrc -name '*.cpp' -o -name '*.h')
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cc' '*.cuh' '*.cu')
 
-.PHONY: help demo test nightly build lint docs bench wheels release-check matrix torch-tests public-programs clean FORCE
+.PHONY: help demo test nightly build lint tidy docs bench wheels release-check matrix torch-tests public-programs clean FORCE
 
 help:
 	@echo "make demo    build, trace a small training run and print what it found"
@@ -21,6 +21,7 @@ help:
 	@echo "make nightly  everything that takes hours; each part writes benchmarks/results/*.json"
 	@echo "make build   compile the extension in place, for the torch that is installed"
 	@echo "make lint    formatting, lint, spelling and types"
+	@echo "make tidy    clang-tidy looks for bugs in csrc/core"
 	@echo "make docs    the pages as a site with search, in build/site; checks their links"
 	@echo "make bench   what tracing costs, beside the peers"
 	@echo "make wheels  one wheel for this Python and all supported releases of torch, in dist/"
@@ -37,7 +38,7 @@ demo: $(BUILT)
 test: $(BUILT)
 	@$(call python,test) -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist worksteal)
 
-nightly: $(BUILT)
+nightly: $(BUILT) tidy
 	@$(call python,test programs torch-tests core) tools/nightly.py $(ARGS)
 
 build: $(BUILT)
@@ -55,6 +56,10 @@ lint:
 	run "codespell" "$$bin/codespell" $$(git ls-files) ; \
 	run "mypy" "$$python" -m mypy ; \
 	exit $$status
+
+tidy:
+	@python=$$($(PYTHON) tools/environment.py tidy) && git ls-files 'csrc/core/*.cpp' | \
+	xargs -P 2 -I{} "$$(dirname "$$python")/clang-tidy" --quiet {} -- -std=c++20 -Icsrc/core
 
 docs:
 	@python=$$($(PYTHON) tools/environment.py docs) && NO_MKDOCS_2_WARNING=1 "$$python" -m mkdocs build --quiet

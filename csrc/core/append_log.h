@@ -92,7 +92,7 @@ class AppendLog {
     __atomic_store_n(slot + kReadyWord<Row>, words[kReadyWord<Row>], __ATOMIC_RELEASE);
     // The next rows lie in lines that are in no cache. A write that waits for such a line holds up
     // the next locked instruction of the program.
-    __builtin_prefetch(slot + kAhead / sizeof(uint64_t), /*for writing=*/1);
+    __builtin_prefetch(slot + kAhead, /*for writing=*/1);
     return position;
   }
 
@@ -180,15 +180,15 @@ class AppendLog {
   static constexpr size_t kWords = sizeof(Row) / sizeof(uint64_t);
   static_assert(sizeof(Row) % sizeof(uint64_t) == 0);
 
-  static constexpr size_t kAhead = 256;  // bytes
-  static constexpr uint64_t kFull = 0;   // as a limit: refuse, and claim nothing
+  static constexpr size_t kAhead = 32;  // words
+  static constexpr uint64_t kFull = 0;  // as a limit: refuse, and claim nothing
 
   // Asks for all pages of a chunk at once. Faults one by one cost twice as much, in a virtual
   // machine 2 us each. Linux before 5.14 cannot do this, and has the faults.
   static uint64_t* new_chunk() {
     constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE; old headers lack the name
     static const auto kPage = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-    auto* chunk = static_cast<uint64_t*>(std::calloc(kChunkRows, sizeof(Row)));
+    auto* chunk = static_cast<uint64_t*>(std::calloc(kChunkRows * kWords, sizeof(uint64_t)));
     uintptr_t from = (reinterpret_cast<uintptr_t>(chunk) + kPage - 1) & ~(kPage - 1);
     uintptr_t to = (reinterpret_cast<uintptr_t>(chunk) + kChunkRows * sizeof(Row)) & ~(kPage - 1);
     if (chunk != nullptr) {

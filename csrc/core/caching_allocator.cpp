@@ -117,29 +117,30 @@ CachingAllocator::Free::iterator CachingAllocator::lowest_of_equals(Shelf& shelf
   return orders_ == nullptr ? at : firsts[orders_->lowest(candidates)];
 }
 
-void CachingAllocator::merge(Block& block, Block* other) {
-  if (other == nullptr || !other->is_free() || block.mapped != other->mapped) {
+void CachingAllocator::merge(Block& block, Block* neighbour) {
+  if (neighbour == nullptr || !neighbour->is_free() || block.mapped != neighbour->mapped) {
     return;
   }
-  if (other->mapped) {
-    other->shelf->free.erase(other);
+  Block& other = *neighbour;
+  if (other.mapped) {
+    other.shelf->free.erase(&other);
   } else {
-    other->shelf->unmapped.erase(other);
+    other.shelf->unmapped.erase(&other);
   }
-  if (block.prev == other) {
-    block.address = other->address;
-    block.prev = other->prev;
+  if (block.prev == &other) {
+    block.address = other.address;
+    block.prev = other.prev;
     if (block.prev != nullptr) {
       block.prev->next = &block;
     }
   } else {
-    block.next = other->next;
+    block.next = other.next;
     if (block.next != nullptr) {
       block.next->prev = &block;
     }
   }
-  block.size += other->size;
-  forget(*other);
+  block.size += other.size;
+  forget(other);
 }
 
 Block* CachingAllocator::from_device(Shelf& shelf, uint64_t size) {

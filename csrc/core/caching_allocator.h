@@ -231,7 +231,7 @@ class CachingAllocator {
     return front;
   }
 
-  void merge(Block& block, Block* other);
+  void merge(Block& block, Block* neighbour);
 
   static void put_between(Block& block, Block* before, Block* after) {
     block.prev = before;

@@ -88,8 +88,11 @@ bool TraceTail::take_chunk(const TakeFlush& take) {
 
 void TraceTail::take_memory(uint64_t bytes) {
   memory_ += bytes;
-  uint64_t most = limit_.of(0);
-  if (memory_ > most && memory_ > (most = limit_.of(source_.size_of_data()))) {
+  if (memory_ <= limit_.of(0)) {
+    return;
+  }
+  uint64_t most = limit_.of(source_.size_of_data());
+  if (memory_ > most) {
     throw too_large(source_.name(), memory_, most);
   }
 }
