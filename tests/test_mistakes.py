@@ -45,6 +45,8 @@ def test_threads_that_train_at_once_are_told_that_a_trace_is_of_the_process() ->
         with trace(model, optimizer, table=False) as t:
             together.wait()
             train(model, optimizer)
+            together.wait()  # so that both train before and after it
+            train(model, optimizer)
             together.wait()
         found[number] = named(t), str(t)
 
