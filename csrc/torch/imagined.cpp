@@ -33,20 +33,20 @@ uint64_t recorded(uint64_t address) {
 
 }  // namespace
 
-// What the placements take of the ranges that only the card knows: nothing of some, and of the others
-// a share between two. The first takes the most of each. On an H100 and an H200 cuDNN's convolutions
-// took nothing, or about half of what they may.
+// What the placements take of the ranges that only the card knows: nothing of some, and of the
+// others a share between two. The first takes the most of each. On an H100 and an H200 cuDNN's
+// convolutions took nothing, or about half of what they may.
 struct Way {
   double nothing, lowest, highest;
 };
 
 constexpr std::array kWays = {
-    Way{0, 1, 1},     Way{0, 0.5, 0.5},   Way{0, 0.4, 0.6},   Way{0, 0.3, 0.6},
-    Way{0, 0.1, 0.5}, Way{0, 0, 1},       Way{0, 0.5, 1},     Way{0.3, 0.4, 0.6},
+    Way{0, 1, 1},       Way{0, 0.5, 0.5},   Way{0, 0.4, 0.6},   Way{0, 0.3, 0.6},
+    Way{0, 0.1, 0.5},   Way{0, 0, 1},       Way{0, 0.5, 1},     Way{0.3, 0.4, 0.6},
     Way{0.3, 0.3, 0.6}, Way{0.3, 0.2, 0.6}, Way{0.3, 0.2, 0.6}, Way{0.3, 0, 1},
-    Way{0.3, 0.5, 1}, Way{0.5, 0.4, 0.6}, Way{0.5, 0.3, 0.6}, Way{0.5, 0.2, 0.6},
-    Way{0.5, 0, 1},   Way{0.5, 0.5, 1},   Way{0.7, 0.4, 0.6}, Way{0.7, 0.2, 0.6},
-    Way{0.7, 0, 1},   Way{0.7, 0.5, 1},   Way{0.9, 0.4, 0.6}, Way{0.9, 0.5, 1},
+    Way{0.3, 0.5, 1},   Way{0.5, 0.4, 0.6}, Way{0.5, 0.3, 0.6}, Way{0.5, 0.2, 0.6},
+    Way{0.5, 0, 1},     Way{0.5, 0.5, 1},   Way{0.7, 0.4, 0.6}, Way{0.7, 0.2, 0.6},
+    Way{0.7, 0, 1},     Way{0.7, 0.5, 1},   Way{0.9, 0.4, 0.6}, Way{0.9, 0.5, 1},
 };
 
 // A number from 0 to 1 that looks random and is always the same: splitmix64.
