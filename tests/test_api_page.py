@@ -54,16 +54,17 @@ def train(device: str, rows: int = 64, **options: Any) -> trace:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Traces of a CPU, of an imagined card, and a job of two ranks."""
+    """Traces of a CPU, of an imagined card, and two jobs: of equal ranks, and of unequal ones."""
     folder = tmp_path_factory.mktemp("api")
     train("cpu", cost=True).save(folder / "cpu.pytrace")
     train("cpu", rows=128).save(folder / "cpu128.pytrace")
-    (folder / "job").mkdir()
-    for rank in range(2):
-        with pytracer.imagine("H100", ranks=2, rank=rank) as t:
-            torch.distributed.init_process_group("nccl")
-            train("cuda")
-        t.save(folder / f"job/a.rank{rank}.pytrace")
+    for job, rows in (("job", (64, 64)), ("uneven", (64, 512))):
+        (folder / job).mkdir()
+        for rank in range(2):
+            with pytracer.imagine("H100", ranks=2, rank=rank) as t:
+                torch.distributed.init_process_group("nccl")
+                train("cuda", rows=rows[rank])
+            t.save(folder / job / f"a.rank{rank}.pytrace")
     (folder / "train.py").write_text(inspect.getsource(of_an_imagined_run) + "of_an_imagined_run()")
     return folder
 
@@ -190,7 +191,7 @@ def merged(schemas: Iterable[dict[str, Any]]) -> dict[str, Any]:
 DOCUMENTS = {
     "summary": ["summary cpu.pytrace", "summary job/a.rank0.pytrace"],
     "summary-by": ["summary cpu.pytrace --by module,op"],
-    "summary-folder": ["summary job"],
+    "summary-folder": ["summary job", "summary uneven"],
     "diff": ["diff cpu.pytrace cpu128.pytrace", "diff cpu.pytrace --steps 1,3"],
     "check": [
         "check cpu.pytrace --max-peak 1KiB --max activations=1GiB",

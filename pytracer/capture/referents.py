@@ -172,7 +172,7 @@ _HEAP = 1 << 9  # the flag of types that were made by a class statement
 
 def _attributes(value: Any) -> _Links:
     for name, inner in list(dict.items(C.attributes_of(value))):
-        if type(name) is str:
+        if type(name) is str and not is_nothing(inner):
             yield Link(ATTRIBUTE, name, inner)
     kind = type(value)
     known = _SLOTS.get(id(kind)) or _SLOTS.setdefault(id(kind), (kind, [*_slots_of(kind)]))
@@ -253,7 +253,7 @@ def _of_queue(value: Any) -> _Links:
 
 def _of_module(module: Any) -> _Links:
     for name, inner in list(dict.items(C.attributes_of(module))):
-        if type(name) is not str:
+        if type(name) is not str or is_nothing(inner):
             continue
         if name == "_modules":
             yield from _named(SUBMODULE, inner)

@@ -31,7 +31,7 @@ class Step(NamedTuple):
 
     peak: int
     growth: int
-    duration_ns: int
+    duration_ns: int  # 0 where the run was imagined
     forward_ns: int  # the device's time on CUDA, if it was measured; else the host's
     by_category: Mapping[str, int]  # at the step's peak, without zeros
 
@@ -232,10 +232,12 @@ def _status(trace: Trace) -> str:
 
 def _steps(trace: Trace, rows: list[training_steps.StepRow]) -> Iterator[Step]:
     positions = np.array(training_steps.peak_positions(trace), np.int64)
+    is_timed = meta.of(trace).imagined is None  # else its times are those of the host that imagined
     for row, levels in zip(rows, _categories_at(trace, positions), strict=True):
         forward = row.forward_ns if row.device_forward_ns is None else row.device_forward_ns
         held = {name: size for name in CATEGORY_ORDER if (size := levels[name])}
-        yield Step(row.peak_bytes, row.growth_bytes, row.end_ns - row.start_ns, forward, held)
+        times = (row.end_ns - row.start_ns, forward) if is_timed else (0, 0)
+        yield Step(row.peak_bytes, row.growth_bytes, *times, held)
 
 
 def _categories_at(trace: Trace, positions: I64) -> list[dict[str, int]]:
