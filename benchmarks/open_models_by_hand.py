@@ -26,10 +26,11 @@ _CUTS: dict[str, tuple[int, int | None]] = {
 
 
 class _Share(NamedTuple):
-    """Numbers of a parameter that a rank holds: with padding, and without."""
+    """Numbers of a parameter that a rank holds: with padding, and without; and of its gradient."""
 
     padded: int
     own: int
+    gradient: int
 
 
 def on_meta(config: Mapping[str, Any]) -> Any:
@@ -66,7 +67,7 @@ def held(
         share = _share(model, name, tuple(one.shape), order.get("shard"), ranks, rank)
         weights += item * share.padded
         if one.requires_grad and re.fullmatch(idle, name) is None:
-            gradients += item * share.padded
+            gradients += item * share.gradient
             state += 2 * item * share.own + _STEP
     weights += sum(_of_buffer(one, item) for one in model.buffers())
     return {"weights": weights, "gradients": gradients, "optimizer_state": state}
@@ -86,14 +87,23 @@ def _share(
     if shard == "fsdp2":
         return _cut(shape, 0, ranks, rank)
     if shard != "tp":
-        return _Share(whole, whole)
+        return _Share(whole, whole, whole)
     style = _style(model.tp_plan, name)
     matrix, vector = _CUTS.get(style, (None, None))
     dimension = vector if len(shape) == 1 else matrix
     if dimension is None:
-        return _Share(whole, whole)
+        return _Share(whole, whole, whole)
     own = _cut(shape, dimension, ranks, rank).own
-    return _Share(own, own)
+    # Each rank has the gradient of all rows of an embedding, unless a head adds one of its own rows.
+    return _Share(
+        own, own, whole if style == "embedding_rowwise" and not _tied(model, name) else own
+    )
+
+
+def _tied(model: Any, name: str) -> bool:
+    """Whether the weight is the head's, too."""
+    head = model.get_output_embeddings()
+    return head is not None and head.weight is model.get_parameter(name)
 
 
 def _cut(shape: tuple[int, ...], dimension: int, ranks: int, rank: int) -> _Share:
@@ -102,7 +112,7 @@ def _cut(shape: tuple[int, ...], dimension: int, ranks: int, rank: int) -> _Shar
     piece = math.ceil(length / ranks)
     rest = math.prod(shape) // length
     own = min(max(length - rank * piece, 0), piece)
-    return _Share(piece * rest, own * rest)
+    return _Share(piece * rest, own * rest, piece * rest)
 
 
 def _style(plan: Mapping[str, str], name: str) -> str:

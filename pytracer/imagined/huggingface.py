@@ -43,9 +43,8 @@ def train(order: Order, steps: int) -> None:
     given = _inputs(config, make, order)
     if order.shard is not None:
         torch.distributed.init_process_group("nccl")
-    model = make(config).to(getattr(torch, order.dtype)).train()
-    if order.shard == "tp":
-        model = _split(model)
+    model = _split(make, config) if order.shard == "tp" else make(config)
+    model.to(getattr(torch, order.dtype)).train()
     if order.checkpoint:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if order.lora is not None:
@@ -188,12 +187,15 @@ def _placed(model: Any, order: Order) -> Any:
     return model
 
 
-def _split(model: Any) -> Any:
-    """Splits the layers over all ranks, by the plan that transformers has for this class."""
+def _split(make: Callable[[Any], Any], config: Any) -> Any:
+    """Makes the model, and splits its layers over all ranks by the plan that transformers has."""
     import torch
 
     distributed = _package("transformers.distributed", "--shard tp")
+    starts = _package("transformers.initialization", "--shard tp")
     ranks = torch.distributed.get_world_size()
+    with starts.no_tie_weights():  # two parts of a model may want one weight split differently
+        model = make(config)
     name, kind = type(model).__name__, type(model)
     if not hasattr(kind, "maybe_distribute_model"):
         raise errors.UsageError("--shard tp needs transformers 5.20 or later")
@@ -202,8 +204,7 @@ def _split(model: Any) -> Any:
             f"--shard tp:{ranks}: transformers has no plan of tensor parallelism for {name}: "
             "choose fsdp2 or ddp, or imagine a script that splits it"
         )
-    wish = distributed.DistributedConfig(tp_size=ranks)
-    wish, _, mesh = kind.prepare_distribute_model(wish)
+    wish, _, mesh = kind.prepare_distribute_model(distributed.DistributedConfig(tp_size=ranks))
     model = kind.maybe_distribute_model(model, wish, mesh)
     model.tie_weights()
     return model
@@ -242,7 +243,7 @@ def _shares_weights(module: Any, model: Any) -> bool:
 def _optimizer(name: str, model: Any) -> Any:
     import torch
 
-    trained = [one for one in model.parameters() if one.requires_grad]
+    trained = _groups([one for one in model.parameters() if one.requires_grad])
     if name == "adamw8bit":
         torchao = _package("torchao.optim", "--optimizer adamw8bit")
         return torchao.AdamW8bit(trained, lr=1e-4)
@@ -253,3 +254,14 @@ def _optimizer(name: str, model: Any) -> Any:
         "sgd": lambda given: torch.optim.SGD(given, lr=1e-2, momentum=0.9),
     }
     return makers[name](trained)
+
+
+def _groups(trained: list[Any]) -> list[Any]:
+    """Parameters for an optimizer: split ones apart, because no call may have both kinds."""
+    split = [one for one in trained if hasattr(one, "placements")]
+    if len(split) in (0, len(trained)):
+        return trained
+    return [
+        {"params": split},
+        {"params": [one for one in trained if not hasattr(one, "placements")]},
+    ]
