@@ -67,9 +67,14 @@ def config_of(entry: Mapping[str, Any], *, whole: bool = False) -> dict[str, Any
     return config
 
 
-def ranks_of(way: str) -> list[int]:
+def ranks(entry: Mapping[str, Any], way: str) -> int:
+    """How many ranks there are: as many as heads that transformers cannot split, if fewer."""
+    return int(entry.get("ranks", {}).get(way, RANKS)) if "shard" in WAYS[way] else 1
+
+
+def ranks_of(entry: Mapping[str, Any], way: str) -> list[int]:
     """The ranks to imagine: the first and the last, where their shares may differ."""
-    return [0, RANKS - 1] if "shard" in WAYS[way] else [0]
+    return sorted({0, ranks(entry, way) - 1})
 
 
 def refusal(entry: Mapping[str, Any], way: str) -> str | None:
@@ -78,13 +83,17 @@ def refusal(entry: Mapping[str, Any], way: str) -> str | None:
     return reason
 
 
-def imagined(folder: Path, way: str, rank: int = 0, steps: int = 2) -> Any:
+def imagined(
+    entry: Mapping[str, Any], folder: Path, way: str, rank: int = 0, steps: int = 2
+) -> Any:
     """Imagines one rank of the model whose config.json is in the folder."""
     import pytracer
     from pytracer.imagined import huggingface
 
-    job = {"ranks": RANKS, "rank": rank} if "shard" in WAYS[way] else {}
-    order = huggingface.Order(str(folder), batch=ROWS, length=LENGTH, **WAYS[way])
+    job = {"ranks": ranks(entry, way), "rank": rank} if "shard" in WAYS[way] else {}
+    order = huggingface.Order(
+        str(folder), batch=ROWS, length=entry.get("length", LENGTH), **WAYS[way]
+    )
     with pytracer.imagine(CARD, sizes="balanced", **job) as t:
         huggingface.train(order, steps)
     return t
@@ -129,13 +138,15 @@ def _measured(name: str, way: str, folder: Path) -> dict[str, Any]:
     (folder / "config.json").write_text(json.dumps(config))
     began = time.perf_counter()
     try:
-        t = imagined(folder, way, steps=1)
+        t = imagined(entry, folder, way, steps=1)
         found = held(t)
     except Exception as problem:
         return {"verdict": f"{type(problem).__name__}: {problem}".partition("\n")[0]}
     seconds = time.perf_counter() - began
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-    shapes = by_hand.held(by_hand.on_meta(config), WAYS[way], RANKS, 0, entry.get("idle", ""))
+    shapes = by_hand.held(
+        by_hand.on_meta(config), WAYS[way], ranks(entry, way), 0, entry.get("idle", "")
+    )
     wrong = {what: found[what] - shapes[what] for what in HELD if found[what] != shapes[what]}
     return {
         "verdict": f"differs: {wrong}" if wrong else "equal",

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,9 @@ QUICK = [
 ]
 
 
-def pairs() -> list[object]:
+def pairs() -> list[Any]:
     """Each model in each way: a handful in the quick tier, each model once in the next."""
-    found = []
+    found: list[Any] = []
     for number, (name, entry) in enumerate(MODELS.items()):
         for turn, way in enumerate(open_models.WAYS):
             if open_models.refusal(entry, way) is not None:
@@ -41,9 +42,9 @@ def test_a_rank_holds_what_the_shapes_of_its_parameters_say(
     config = open_models.config_of(entry)
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = by_hand.on_meta(config)
-    for rank in open_models.ranks_of(way):
-        held = open_models.held(open_models.imagined(tmp_path, way, rank))
-        order, ranks = open_models.WAYS[way], open_models.RANKS
+    order, ranks = open_models.WAYS[way], open_models.ranks(entry, way)
+    for rank in open_models.ranks_of(entry, way):
+        held = open_models.held(open_models.imagined(entry, tmp_path, way, rank))
         assert held == by_hand.held(model, order, ranks, rank, entry.get("idle", "")), rank
 
 
