@@ -186,3 +186,46 @@ def large(document: Document) -> str:
         f"are most. Measured on {machine['cores']} cores, torch {machine['torch']}, "
         f"{machine['date'][:10]}."
     )
+
+
+def open_models(document: Document) -> str:
+    """A row per model: what a rank holds in each way, and what imagining took."""
+    rows: dict[str, dict[str, Document]] = {}
+    for row in document["runs"]:
+        rows.setdefault(row["model"], {})[row["way"]] = row
+    ways = list(dict.fromkeys(row["way"] for row in document["runs"]))
+    heads = ["model", *ways, "seconds", "resident"]
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
+    lines += [f"| {' | '.join(_held(name, found, ways))} |" for name, found in rows.items()]
+    machine = document["machine"]
+    equal = sum(row["verdict"] == "equal" for row in document["runs"])
+    note = (
+        f"{equal} of {len(document['runs'])} runs of {len(rows)} models are equal to the byte. "
+        f"Imagined on {machine['cores']} cores, torch {machine['torch']}, "
+        f"transformers {machine['transformers']}, {machine['date'][:10]}."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def _held(name: str, found: dict[str, Document], ways: list[str]) -> list[str]:
+    """The cells of one model. A dash stands for a way that torch or transformers refuse."""
+    cells = []
+    for way in ways:
+        row = found.get(way)
+        if row is None:
+            cells.append("-")
+        elif row["verdict"] != "equal":
+            cells.append("wrong")
+        else:
+            held = row["weights"] + row["gradients"] + row["optimizer_state"]
+            cells.append(f"{held / GIB:.2f}")
+    took = [row for row in found.values() if "seconds" in row]
+    if not took:
+        return [name, *cells, "", ""]
+    seconds = sorted(row["seconds"] for row in took)
+    return [
+        name,
+        *cells,
+        f"{seconds[0]:.0f} to {seconds[-1]:.0f}",
+        f"{max(row['resident'] for row in took) / GIB:.2f} GiB",
+    ]

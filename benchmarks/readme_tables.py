@@ -20,6 +20,7 @@ A table stands between markers such as `<!-- overhead:begin -->` and `<!-- overh
     imagine-ranks                   imagine_ranks.py, on two GPUs
     imagine-scratch                 cudnn_scratch.py, on a GPU
     imagine-peers                   estimators.py
+    imagine-open-models             open_models.py
     exports                         exports.py
     ranks                           ranks.py, on two GPUs
     recordings                      ranks.py
@@ -479,10 +480,11 @@ def main() -> int:
         ("ranks", "imagine-ranks-*.json"),
         ("scratch", "cudnn-scratch-*.json"),
         ("peers", "imagine-peers-*.json"),
+        ("open-models", "open-models.json"),
     ):
         documents = [kept.read(path) for path in RESULTS.glob(files)]
         for document in sorted(documents, key=lambda one: one["machine"]["date"])[-1:]:
-            text = getattr(imagine_tables, name)(document)
+            text = getattr(imagine_tables, name.replace("-", "_"))(document)
             after[IMAGINE_PAGE] = between(after[IMAGINE_PAGE], f"imagine-{name}", text)
     made = [kept.read(path) for path in sorted(RESULTS.glob("advice-*.json"))]
     after[FINDINGS_PAGE] = between(

@@ -490,6 +490,20 @@ def test_a_random_number_is_known_to_be_neither_below_0_nor_above_1() -> None:
             bool(torch.rand([]) < 0.5)
 
 
+def test_a_random_whole_number_is_known_to_be_within_its_bounds() -> None:
+    """And so is the largest of them. Numbers that were written over them need not be."""
+    with pytracer.imagine("H100"):
+        labels = torch.randint(3, 32, (2, 8), device="cuda")
+        assert labels.max() < 32
+        assert not labels.max() >= 32
+        assert labels.min() > 2
+        with pytest.raises(errors.CannotImagine, match="decides"):
+            bool(labels.max() > 30)
+        labels[0, :4] = -100
+        with pytest.raises(errors.CannotImagine, match="decides"):
+            bool((labels >= 0).all())
+
+
 def test_no_random_word_is_a_special_one_and_the_line_is_listed() -> None:
     """Programs look for padding in their batch."""
     with pytracer.imagine("H100") as t:

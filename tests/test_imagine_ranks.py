@@ -349,3 +349,37 @@ def test_the_bounds_are_in_the_table_and_decide_whether_it_surely_fits() -> None
     assert on_a_card(t.fits("1GiB")).startswith("may fit")  # for what may be beside the allocator
     assert on_a_card(t.fits("2GiB")).startswith("may fit")  # for what NCCL may take
     assert on_a_card(t.fits("3GiB")).startswith("fits")
+
+
+@pytest.mark.parametrize("rank", [0, 5])
+def test_a_part_of_a_mesh_has_its_ranks(rank: int) -> None:
+    """Torch puts the mode of fake tensors aside while it cuts a mesh."""
+    with pytracer.imagine("H100", ranks=6, rank=rank):
+        dist.init_process_group("nccl")
+        mesh = init_device_mesh("cuda", (3, 2), mesh_dim_names=("dp", "tp"))
+        assert mesh["tp"].mesh.tolist() == [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert mesh["dp"].mesh.tolist() == [rank % 2, rank % 2 + 2, rank % 2 + 4]
+        assert mesh["dp", "tp"] is mesh
+        assert mesh["dp"].get_local_rank() == rank // 2
+
+
+def test_weights_are_split_by_a_part_of_a_mesh() -> None:
+    """FSDP2 over one dimension, tensor parallelism over the other: each weight is cut twice."""
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    with pytracer.imagine("H100", ranks=6) as t:
+        dist.init_process_group("nccl")
+        mesh = init_device_mesh("cuda", (3, 2), mesh_dim_names=("dp", "tp"))
+        model = blocks()
+        for block in model:
+            plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+            parallelize_module(block, mesh["tp"], plan)
+            fully_shard(block, mesh=mesh["dp"])
+        train(fully_shard(model, mesh=mesh["dp"]))
+    up = -(-2 * WIDTH // 3) * (WIDTH + 1)  # half of the rows, and of those a third
+    down = -(-WIDTH // 3) * (2 * WIDTH + 1)
+    assert t.summary().loc["weights", "at_end"] == 4 * LAYERS * (up + down)

@@ -173,7 +173,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--dtype", choices=huggingface.DTYPES, help="of the weights themselves")
     model.add_argument("--checkpoint", action="store_true", help="checkpoint its layers")
     model.add_argument("--lora", type=output.positive, metavar="RANK", help="train LoRA of peft's")
-    model.add_argument("--shard", metavar="HOW:N", help="over N ranks: fsdp2:64 or ddp:8")
+    model.add_argument("--shard", metavar="HOW:N", help="over N ranks: fsdp2:64, ddp:8 or tp:8")
 
 
 # ---------------------------------------------------------------- what is asked
@@ -250,7 +250,7 @@ def _model(options: argparse.Namespace, words: Sequence[str]) -> tuple[Any, int 
     if "shard" in given:
         how, _, count = given["shard"].partition(":")
         if how not in huggingface.SHARDS or not count.isdecimal() or int(count) < 1:
-            raise errors.UsageError(f"--shard {given['shard']}: write fsdp2:64 or ddp:8")
+            raise errors.UsageError(f"--shard {given['shard']}: write fsdp2:64, ddp:8 or tp:8")
         given["shard"], ranks = how, int(count)
     return {"folder": str(Path(options.hf).absolute()), **given}, ranks
 

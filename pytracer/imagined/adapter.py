@@ -171,13 +171,24 @@ class _Mode(FakeTensorMode):
         super().__exit__(*error)  # type: ignore[arg-type]
         self._entered -= 1
 
+    @contextlib.contextmanager
+    def making(self) -> Iterator[None]:
+        """Makes new tensors fake, also where torch's own code has put this mode aside."""
+        super().__enter__()
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)
+
     def computes_shapes(self) -> bool:
         """Whether an operator is asked for its result's shape only, and takes no memory.
 
         Without us the program has no fake mode. So whoever entered one, this or another, asks for
-        shapes: DTensor's sharding propagation, a compiler, the program itself.
+        shapes: DTensor's sharding propagation, a compiler, the program itself. Whoever put this one
+        aside, as a mesh does to cut itself, wants values.
         """
-        return self._entered > 1 or private_torch.active_mode(_FAKE) is not self
+        active = private_torch.active_mode(_FAKE)
+        return self._entered > 1 or (active is not None and active is not self)
 
 
 class _Watching(TorchDispatchMode):
@@ -277,7 +288,8 @@ class _Watching(TorchDispatchMode):
         result = self._known.result_of(func, args, kwargs)
         if result is not None:
             device = next(one.fake_device for one in tree_iter((args, kwargs)) if is_fake(one))
-            return tree_map(lambda one: _empty_like(one, device), result)
+            with self._mode.making():
+                return tree_map(lambda one: _empty_like(one, device), result)
         if func is _READS_A_NUMBER:
             return _stand_in(args[0])
         result = self._sizes.result_of(func, args)

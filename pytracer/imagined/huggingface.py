@@ -10,7 +10,7 @@ from typing import Any
 from pytracer import errors
 
 OPTIMIZERS = ("adamw", "adamw-loop", "adamw8bit", "adafactor", "sgd")
-SHARDS = ("fsdp2", "ddp")
+SHARDS = ("fsdp2", "ddp", "tp")
 DTYPES = ("float32", "bfloat16", "float16")
 _LONGEST = 2048  # words, where nobody says how many
 _LABELS = 64  # words or letters of a label
@@ -43,7 +43,8 @@ def train(order: Order, steps: int) -> None:
     given = _inputs(config, make, order)
     if order.shard is not None:
         torch.distributed.init_process_group("nccl")
-    model = make(config).to(getattr(torch, order.dtype)).train()
+    model = _split(make, config) if order.shard == "tp" else make(config)
+    model.to(getattr(torch, order.dtype)).train()
     if order.checkpoint:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if order.lora is not None:
@@ -101,8 +102,8 @@ def _inputs(config: Any, kind: Any, order: Order) -> dict[str, Callable[[], Any]
     import torch
 
     batch, name = order.batch, kind.main_input_name
-    takes_labels = "labels" in inspect.signature(kind.forward).parameters
-    if not takes_labels:
+    takes = inspect.signature(kind.forward).parameters
+    if "labels" not in takes and "return_loss" not in takes:
         raise errors.UsageError(
             f"--hf: {kind.__name__} has no loss, because it takes no labels: name a class for "
             'training in "architectures" of config.json, such as LlamaForCausalLM'
@@ -115,15 +116,25 @@ def _inputs(config: Any, kind: Any, order: Order) -> dict[str, Callable[[], Any]
     def real(*shape: int) -> Callable[[], Any]:
         return lambda: torch.randn(*shape, device="cuda")
 
+    def images(of: Any) -> Callable[[], Any]:
+        size = getattr(of, "image_size", 224)
+        high, wide = size if isinstance(size, list | tuple) else (size, size)
+        return real(batch, getattr(of, "num_channels", 3), high, wide)
+
+    if "labels" not in takes:  # pairs of a text and an image
+        length = min(order.length or _LONGEST, text.max_position_embeddings)
+        return {
+            "input_ids": whole(text.vocab_size, batch, length),
+            "pixel_values": images(config.vision_config),
+            "return_loss": lambda: True,
+        }
     if name == "input_ids":
         length = order.length or min(getattr(text, "max_position_embeddings", _LONGEST), _LONGEST)
         ids = whole(text.vocab_size, batch, length)
         return {"input_ids": ids, "labels": _labels(kind, config, whole, batch, length) or ids}
     if name == "pixel_values":
-        size = getattr(config, "image_size", 224)
-        high, wide = size if isinstance(size, list | tuple) else (size, size)
         return {
-            name: real(batch, getattr(config, "num_channels", 3), high, wide),
+            name: images(config),
             "labels": whole(max(config.num_labels, 1), batch),
         }
     if name == "input_features":
@@ -169,14 +180,42 @@ def _placed(model: Any, order: Order) -> Any:
         return _sharded(model, order)
     model.to("cuda")
     if order.shard == "ddp":
-        return torch.nn.parallel.DistributedDataParallel(model, device_ids=[0])
+        # As Trainer: a parameter that a step does not need is no error. Checkpoints do not allow it.
+        return torch.nn.parallel.DistributedDataParallel(
+            model, device_ids=[0], find_unused_parameters=not order.checkpoint
+        )
+    return model
+
+
+def _split(make: Callable[[Any], Any], config: Any) -> Any:
+    """Makes the model, and splits its layers over all ranks by the plan that transformers has."""
+    import torch
+
+    distributed = _package("transformers.distributed", "--shard tp")
+    starts = _package("transformers.initialization", "--shard tp")
+    ranks = torch.distributed.get_world_size()
+    with starts.no_tie_weights():  # two parts of a model may want one weight split differently
+        model = make(config)
+    name, kind = type(model).__name__, type(model)
+    if not hasattr(kind, "maybe_distribute_model"):
+        raise errors.UsageError("--shard tp needs transformers 5.20 or later")
+    if not model.tp_plan:
+        raise errors.UsageError(
+            f"--shard tp:{ranks}: transformers has no plan of tensor parallelism for {name}: "
+            "choose fsdp2 or ddp, or imagine a script that splits it"
+        )
+    wish, _, mesh = kind.prepare_distribute_model(distributed.DistributedConfig(tp_size=ranks))
+    model = kind.maybe_distribute_model(model, wish, mesh)
+    model.tie_weights()
     return model
 
 
 def _sharded(model: Any, order: Order) -> Any:
     """Shards each layer, as the model's class names them, and then the rest.
 
-    The whole model is on the host before: each layer's share goes to the card alone.
+    The whole model is on the host before: each layer's share goes to the card alone. Layers inside
+    of layers come first, as fully_shard asks. A layer with a weight that another module has too
+    (tied embeddings) is left to the rest, because one group must hold both.
     """
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -187,16 +226,24 @@ def _sharded(model: Any, order: Order) -> Any:
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32
         )
     layers = set(getattr(model, "_no_split_modules", None) or ())
-    for module in model.modules():
-        if type(module).__name__ in layers:
+    for module in reversed(list(model.modules())):
+        if type(module).__name__ in layers and not _shares_weights(module, model):
             fully_shard(module, **options)
     return fully_shard(model, **options)
+
+
+def _shares_weights(module: Any, model: Any) -> bool:
+    """Whether a module outside of this one has one of its parameters, too."""
+    inside = set(module.modules())
+    own = {id(one) for one in module.parameters()}
+    others = (each for each in model.modules() if each not in inside)
+    return any(id(one) in own for each in others for one in each.parameters(recurse=False))
 
 
 def _optimizer(name: str, model: Any) -> Any:
     import torch
 
-    trained = [one for one in model.parameters() if one.requires_grad]
+    trained = _groups([one for one in model.parameters() if one.requires_grad])
     if name == "adamw8bit":
         torchao = _package("torchao.optim", "--optimizer adamw8bit")
         return torchao.AdamW8bit(trained, lr=1e-4)
@@ -207,3 +254,14 @@ def _optimizer(name: str, model: Any) -> Any:
         "sgd": lambda given: torch.optim.SGD(given, lr=1e-2, momentum=0.9),
     }
     return makers[name](trained)
+
+
+def _groups(trained: list[Any]) -> list[Any]:
+    """Parameters for an optimizer: split ones apart, because no call may have both kinds."""
+    split = [one for one in trained if hasattr(one, "placements")]
+    if len(split) in (0, len(trained)):
+        return trained
+    return [
+        {"params": split},
+        {"params": [one for one in trained if not hasattr(one, "placements")]},
+    ]

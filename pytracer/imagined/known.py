@@ -11,6 +11,7 @@ mirror, and writes in place go there.
 
 import contextlib
 import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -67,6 +68,9 @@ _COPIES = frozenset(
         aten.repeat.default,
     )
 )
+_EXTREMES = frozenset(
+    (aten.max.default, aten.min.default, aten.amax.default, aten.amin.default)
+)  # which one of the numbers has
 _GUESSED, _ASSUMED = "guessed", "assumed"
 # Of any number: none is infinite, or none at all.
 _NEVER = frozenset(
@@ -100,6 +104,12 @@ _COMPARES: dict[Any, Callable[[float], bool | None]] = {
     aten.gt.Scalar: lambda other: True if other < 0 else False if other >= 1 else None,
     aten.ge.Scalar: lambda other: True if other <= 0 else False if other >= 1 else None,
 }
+_COMPARISONS: dict[Any, Callable[[float, float], bool]] = {
+    aten.lt.Scalar: operator.lt,
+    aten.le.Scalar: operator.le,
+    aten.gt.Scalar: operator.gt,
+    aten.ge.Scalar: operator.ge,
+}
 _ON_THE_HOST = frozenset(
     (
         aten.empty.memory_format,
@@ -118,7 +128,8 @@ class Known:
         self._is_fake = is_fake
         self._mirrors = WeakIdKeyDictionary()
         self._guesses = WeakIdKeyDictionary()  # the storages of guessed values
-        self._least = WeakIdKeyDictionary()  # the smallest number that may have been drawn
+        # The smallest and the largest number that may have been drawn.
+        self._bounds = WeakIdKeyDictionary()
         self._pinned = WeakIdKeyDictionary()
         self._uniform = WeakIdKeyDictionary()  # the storages of random numbers from [0, 1)
         self._undefined = WeakIdKeyDictionary()  # the storages that nobody has written to
@@ -246,6 +257,8 @@ class Known:
         for one in filter(self._is_fake, tree_iter((args, kwargs))):
             storage = one.untyped_storage()
             self._everywhere.pop(storage, None)
+            if one is args[0]:
+                self._bounds.pop(storage, None)
             was_undefined = self._undefined.pop(storage, False)
             overwritten = was_undefined and func in _OVERWRITES and one is args[0]
             if overwritten and one.numel() <= MOST:  # whatever it was before, nobody reads it
@@ -311,9 +324,9 @@ class Known:
 
     def _compared(self, func: Any, args: Any) -> bool | None:
         """What a comparison of random numbers says of all of them; None if it depends."""
-        least = self._least.get(args[0].untyped_storage())
-        if least is not None and args[1] <= least and func in (aten.lt.Scalar, aten.ge.Scalar):
-            return func is aten.ge.Scalar
+        bounds = self._bounds.get(args[0].untyped_storage())
+        if bounds is not None and (answer := _of_all(func, *bounds, args[1])) is not None:
+            return answer
         if args[0].untyped_storage() not in self._uniform:
             return None
         return _COMPARES[func](args[1])
@@ -326,7 +339,7 @@ class Known:
         with without_modes():
             self._mirror(tensor, torch.full(tensor.shape, number, dtype=tensor.dtype, device="cpu"))
         self._guesses[tensor.untyped_storage()] = _GUESSED
-        self._least[tensor.untyped_storage()] = least
+        self._bounds[tensor.untyped_storage()] = (least, max(args[upper] - 1, least))
 
     def _pass_on_guesses(self, func: Any, args: Any, kwargs: Any, fresh: list[Any]) -> None:
         given = [one for one in tree_iter((args, kwargs)) if self._is_fake(one)]
@@ -337,10 +350,11 @@ class Known:
         written = given if func._schema.is_mutable else []
         for one in (*fresh, *written):
             self._guesses[one.untyped_storage()] = kind
-        if func in _COPIES:
-            each = [self._least.get(one.untyped_storage()) for one in given]
+        if func in _COPIES or func in _EXTREMES:
+            each = [self._bounds.get(one.untyped_storage()) for one in given]
             if None not in each:
-                self._least[fresh[0].untyped_storage()] = min(each)
+                least, most = zip(*each, strict=True)
+                self._bounds[fresh[0].untyped_storage()] = (min(least), max(most))
 
     def _mirror(self, tensor: Any, value: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -357,6 +371,12 @@ class Known:
         """Drops the values of tensors that the operator may have overwritten with unknown ones."""
         if func._schema.is_mutable:
             self.forget(given)
+
+
+def _of_all(func: Any, least: int, most: int, other: float) -> bool | None:
+    """What a comparison with another number says of all whole numbers between two bounds."""
+    ends = {_COMPARISONS[func](least, other), _COMPARISONS[func](most, other)}
+    return ends.pop() if len(ends) == 1 else None
 
 
 def _zeros(size: int) -> torch.UntypedStorage:

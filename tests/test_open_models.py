@@ -1,0 +1,64 @@
+"""Named open models as published: what an imagined rank holds is what its parameters' shapes say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import open_models, open_models_by_hand as by_hand
+
+pytest.importorskip("transformers", minversion="5")
+MODELS = open_models.models()
+QUICK = [
+    ("meta-llama/Llama-3.2-1B", "FSDP2"),
+    ("google-bert/bert-base-uncased", "one card"),
+    ("openai-community/gpt2", "DDP"),
+]
+
+
+def pairs() -> list[Any]:
+    """Each model in each way: a handful in the quick tier, each model once in the next."""
+    found: list[Any] = []
+    for number, (name, entry) in enumerate(MODELS.items()):
+        for turn, way in enumerate(open_models.WAYS):
+            if open_models.refusal(entry, way) is not None:
+                continue
+            rotated = turn == number % len(open_models.WAYS) and not entry.get("slow")
+            tier = (
+                [] if (name, way) in QUICK else [pytest.mark.ci if rotated else pytest.mark.nightly]
+            )
+            found.append(pytest.param(name, way, marks=tier, id=f"{name}, {way}"))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(("name", "way"), pairs())
+def test_a_rank_holds_what_the_shapes_of_its_parameters_say(
+    name: str, way: str, tmp_path: Path
+) -> None:
+    """Weights, gradients and AdamW's state, to the byte, as the optimizer steps."""
+    entry = MODELS[name]
+    config = open_models.config_of(entry)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = by_hand.on_meta(config)
+    order, ranks = open_models.WAYS[way], open_models.ranks(entry, way)
+    for rank in open_models.ranks_of(entry, way):
+        held = open_models.held(open_models.imagined(entry, tmp_path, way, rank))
+        assert held == by_hand.held(model, order, ranks, rank, entry.get("idle", "")), rank
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", MODELS)
+def test_the_published_configuration_has_the_published_number_of_parameters(name: str) -> None:
+    """With all of its layers: so the file's keys say all that matters."""
+    whole = by_hand.on_meta(open_models.config_of(MODELS[name], whole=True))
+    assert by_hand.parameters(whole) == MODELS[name]["parameters"]
+
+
+def test_there_are_fifty_models_and_each_is_trained_in_some_way() -> None:
+    """An exception names its reason, and a layer is cut to what the file says."""
+    assert len(MODELS) >= 50
+    for entry in MODELS.values():
+        assert set(entry.get("cannot", {})) < set(open_models.WAYS)
+        assert all(len(reason) > 20 for reason in entry.get("cannot", {}).values())
