@@ -280,11 +280,11 @@ void each_owned_alone(PyObject* value, Py_ssize_t references, int depth, Found f
   if (is_tensor(value)) {
     const at::Tensor& tensor = THPVariable_Unpack(value);
     bool is_alone = tensor.defined() && tensor.use_count() == 1 && tensor.has_storage() &&
-                    c10::raw::intrusive_ptr::use_count(private_torch::storage_of(tensor)) == 1;
+                    private_torch::is_of_one(private_torch::storage_of(tensor));
     if (is_alone) {
       found(value);
     }
-  } else if (depth > 0 && PyDict_CheckExact(value)) {
+  } else if (depth > 0 && (PyDict_CheckExact(value) || PyODict_CheckExact(value))) {
     PyObject* key = nullptr;
     PyObject* inner = nullptr;
     for (Py_ssize_t at = 0; PyDict_Next(value, &at, &key, &inner);) {

@@ -16,7 +16,8 @@
 //   torch/csrc/jit        tracer::getTracingState, setTracingState
 //   ATen                  SparseTensorImpl, SparseCsrTensorImpl, SavedTensorDefaultHooks,
 //                         sequence_number::peek, getStepCallbacks, impl::PythonTorchFunctionTLS
-//   c10/core/impl         TorchDispatchModeTLS, LocalDispatchKeySet, DeviceGuardImplInterface
+//   c10/core/impl         TorchDispatchModeTLS, LocalDispatchKeySet, DeviceGuardImplInterface,
+//                         PyObjectSlot
 //   c10/cuda              CUDACachingAllocator's trace entries and snapshots (csrc/cuda)
 #pragma once
 
@@ -58,6 +59,25 @@ inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {
 // The same of a tensor that has a storage.
 inline c10::DataPtr& data_of(const at::Tensor& tensor) {
   return data_of(*storage_of(tensor));
+}
+
+// A storage's object in Python, if the storage keeps it while others hold the storage.
+template <typename Slot>
+auto python_object(const Slot& slot, int /*newer torch*/) -> decltype(slot.load_pyobj()) {
+  return slot.load_pyobj();
+}
+
+template <typename Slot>
+PyObject* python_object(const Slot& /*slot*/, int64_t /*older torch: it counts for none*/) {
+  return nullptr;
+}
+
+// Whether only one tensor has it. The storage of a tensor that was loaded also has an object in
+// Python, to which nothing else refers.
+inline bool is_of_one(c10::StorageImpl* storage) {
+  size_t count = c10::raw::intrusive_ptr::use_count(storage);
+  PyObject* own = count == 2 ? python_object(*storage->pyobj_slot(), 0) : nullptr;
+  return count == 1 || (own != nullptr && Py_REFCNT(own) == 1);
 }
 
 // ------------------------------------------------------------------ autograd's nodes

@@ -435,8 +435,3 @@ def weak_references_beside_a_set(mended: bool) -> trace:
             strong.add(out)
 
     return train(Work(), keep)
-
-
-def names() -> list[str]:
-    """The programs of this file."""
-    return [name for name, sick in SICK.items() if sick.mended is not None]

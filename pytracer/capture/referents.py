@@ -9,6 +9,7 @@ import functools
 import gc
 import itertools
 import queue
+import threading
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,6 +43,7 @@ MOST_ITEMS = 300  # of one container: its last
 _LAST = slice(-MOST_ITEMS, None)
 _FEW_KEYS = 16  # a dictionary with so few names is a record: each name is told apart
 _LONGEST_KEY = 40
+_LONGEST_ARRAY = 10_000  # of an array of objects: its last
 
 # How a link goes on from the name that the program has for the object before.
 ATTRIBUTE = "attribute"  # the name with a dot
@@ -74,7 +76,7 @@ _NOTHING = (
 # What runs the program (a test, a notebook, a recording) holds all of it, and names nothing of it.
 _MACHINERY = ("pytracer", "_pytest", "pytest", "pluggy", "hypothesis", "IPython", "ipykernel")
 name_of: Callable[[type], str] = type.__dict__["__name__"].__get__
-_module_of: Callable[[type], Any] = type.__dict__["__module__"].__get__
+module_of: Callable[[type], Any] = type.__dict__["__module__"].__get__
 _bases_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 _flags_of: Callable[[type], int] = type.__dict__["__flags__"].__get__
 _dict_of: Callable[[type], int] = type.__dict__["__dictoffset__"].__get__
@@ -127,7 +129,7 @@ class Referents:
     def _handler_of(self, kind: type) -> _Handler | None:
         if issubclass(kind, torch.Tensor):
             return _of_tensor
-        if issubclass(kind, _NOTHING) or is_machinery(_module_of(kind)):
+        if issubclass(kind, _NOTHING) or is_machinery(module_of(kind)):
             return None
         if issubclass(kind, type):
             return self._of_class
@@ -137,6 +139,7 @@ class Referents:
             *((queue.Queue, _of_queue), (BaseException, _of_exception), (np.ndarray, _of_array)),
             *((TracebackType, _of_traceback), (FrameType, _of_frame), (MethodType, _of_method)),
             *((functools.partial, _of_partial), (BuiltinFunctionType, _of_builtin)),
+            *((weakref.WeakKeyDictionary, _of_weak_dict), (threading.local, _of_thread_local)),
         ):
             if issubclass(kind, base):
                 return handler
@@ -147,7 +150,7 @@ class Referents:
         return _of_node if _is_node(kind) else self._of_object
 
     def _is_own(self, kind: type) -> bool:
-        module = _module_of(kind)
+        module = module_of(kind)
         return type(module) is str and module in self._own
 
     def _of_class(self, kind: Any) -> _Links:
@@ -369,8 +372,34 @@ def name_of_file(path: str) -> str:
 
 def _of_array(value: Any) -> _Links:
     yield Link(ATTRIBUTE, "base", np.ndarray.__dict__["base"].__get__(value))
+    if np.ndarray.__dict__["dtype"].__get__(value).hasobject:
+        items = _items_of_array(value)
+        for inner in itertools.islice((one for one in items if not is_nothing(one)), MOST_ITEMS):
+            yield Link(ITEM, "ndarray", inner)
     if type(value) is not np.ndarray:
         yield from _attributes(value)
+
+
+def _items_of_array(value: Any) -> Iterator[Any]:
+    """The objects in an array, its last ones first: a log that was made once is empty at its end."""
+    flat = np.ndarray.__dict__["flat"].__get__(value)
+    items: list[Any] = np.ndarray.tolist(flat[-_LONGEST_ARRAY:])
+    return reversed(items)
+
+
+def _of_weak_dict(value: Any) -> _Links:
+    """Its keys or its values may go, but what the others refer to stays."""
+    word = name_of(type(value))
+    for inner in dict.values(C.attributes_of(value).get("data") or {}):
+        yield Link(ITEM, word, inner)
+
+
+def _of_thread_local(value: Any) -> _Links:
+    """The attributes that each thread has of its own."""
+    for threads in gc.get_referents(value):
+        if type(threads) is dict:
+            for own in list(threads.values()):
+                yield from _named(ATTRIBUTE, own if type(own) is dict else {})
 
 
 # ---------------------------------------------------------------- torch
@@ -392,7 +421,7 @@ def _of_tensor(tensor: Any) -> _Links:
 
 
 def _is_of_torch(kind: type) -> bool:
-    module = _module_of(kind)
+    module = module_of(kind)
     return type(module) is str and module.startswith("torch.")
 
 

@@ -6,6 +6,7 @@ search goes from all variables at once, one step after the other: so it finds th
 """
 
 import dis
+import gc
 import inspect
 import itertools
 import logging
@@ -16,11 +17,12 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
+from pytracer import private_torch
 from pytracer._native import HERE, C
 from pytracer.capture import referents
 from pytracer.capture.looking import INSTALLED, is_a
@@ -36,18 +38,23 @@ _MOST_THREADS = 64
 _LONGEST_CODE = 20_000  # bytes: reading it takes about 20 ms
 # The folders of torch and pytracer, whole: a program may be in a folder of the same name.
 _LIBRARIES = (f"{Path(torch.__file__).parent}{os.sep}", f"{HERE}{os.sep}", "<frozen ")
+_CYCLE = "a cycle: "  # before the name of what no variable leads to
 # A notebook's own code holds everything of the user's in dicts of its own. Part of the paths.
 _NOTEBOOKS = tuple(f"{os.sep}{name}{os.sep}" for name in ("IPython", "ipykernel"))
 
 
 def variables_of(frame: FrameType | None) -> dict[str, Any]:
     """Returns the program's variables that hold tensors, and how the search for them ended."""
+    collects = gc.isenabled()
+    gc.disable()  # what the search makes would hasten the end of the program's cycles
     search = _Search(_Program(frame))
     try:
         search.run()
         return {"variables": search.rows(), "search_cut": search.cut}
     finally:
         search.let_go()
+        if collects:
+            gc.enable()
 
 
 # ---------------------------------------------------------------- where the search begins
@@ -92,6 +99,33 @@ class _Program:
         for frame in frames:
             if frame not in own:
                 yield from self._of_frame(frame)
+
+    def unreached(self, seen: dict[int, Any]) -> Iterator[tuple[_Root, Any]]:
+        """What no variable leads to: objects of the program's that keep each other alive.
+
+        They are functions with a closure, what a Function's ctx has, and instances of the program's
+        own classes. All are left out if each tensor was seen.
+        """
+        objects = gc.get_objects()
+        kinds = [*map(id, map(type, objects))]  # a type's own hash may be the program's
+        of_kind = dict(zip(kinds, map(type, objects), strict=True))
+        tensors = {k for k, kind in of_kind.items() if issubclass(kind, torch.Tensor)}
+        if all(id(one) in seen for one in _chosen(objects, kinds, tensors)):
+            return
+        own = {"__main__", *(name for name, _ in self._own)}
+        functions = {k for k, kind in of_kind.items() if issubclass(kind, FunctionType)}
+        contexts = {k for k, kind in of_kind.items() if _is_context(kind)}
+        others = {k for k, kind in of_kind.items() if referents.module_of(kind) in own}
+        for one in _chosen(objects, kinds, contexts):
+            function = referents.name_of(type(one)).removesuffix("Backward")
+            for name, value in [*dict.items(C.attributes_of(one))]:
+                yield _Root(f"{function}'s ctx.{name}", _CYCLE, "", None), value
+        for one in _chosen(objects, kinds, functions):
+            keeps = one.__closure__ is not None or one.__defaults__ is not None
+            if keeps and id(one.__globals__) in self._seen and id(one) not in seen:
+                yield _Root(one.__name__, _CYCLE, one.__code__.co_filename, one.__code__), one
+        for one in _chosen(objects, kinds, others - tensors - functions - contexts):
+            yield _Root(referents.name_of(type(one)), _CYCLE, "", None), one
 
     def _of_frame(self, frame: FrameType, where: str = "") -> Iterator[tuple[_Root, Any]]:
         code = frame.f_code
@@ -153,6 +187,15 @@ def _is_of_a_library(file: str) -> bool:
 
 def _is_module(value: object) -> bool:
     return is_a(value, ModuleType)
+
+
+def _is_context(kind: type) -> bool:
+    return issubclass(kind, private_torch.python_function)
+
+
+def _chosen(objects: list[Any], kinds: list[int], chosen: set[int]) -> Iterator[Any]:
+    """The objects of these types, which are given by their identities."""
+    return itertools.compress(objects, map(chosen.__contains__, kinds))
 
 
 def _is_own(held: dict[str, Any]) -> bool:
@@ -263,13 +306,23 @@ class _Search:
         self._seen = dict[int, Any]()  # keeps what it has seen, so that identities last
         self._places = list[_Place]()  # those that have tensors, in the order they were reached
         self.cut = ""
-        for root, value in program.roots():
+        self._program = program
+        self._begin(program.roots())
+
+    def _begin(self, roots: Iterator[tuple[_Root, Any]]) -> None:
+        for root, value in roots:
             if self._referents.handler(value) is not None:
                 self._reach(value, _Place(root, "", root.name, 0))
 
     def run(self) -> None:
         """Looks at everything, or at as much as the bounds let it."""
         until = time.monotonic() + _MOST_SECONDS
+        self._go_on(until)
+        if not self.cut:
+            self._begin(self._program.unreached(self._seen))
+            self._go_on(until)
+
+    def _go_on(self, until: float) -> None:
         while self._todo:
             if len(self._seen) > _MOST_OBJECTS or len(self._places) > _MOST_PLACES:
                 self.cut = f"after {_MOST_OBJECTS:,} objects"

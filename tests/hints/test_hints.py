@@ -13,8 +13,8 @@ import torch
 from programs.conformance.cases import CASES, make
 from programs.conformance.techniques import TECHNIQUES
 from programs.hints.kept import HEALTHY
-from programs.hints.leaks import SICK, names
 from programs.hints.one_step import ONE_STEP, traced
+from programs.hints.reported import SICK, names
 from pytracer import trace
 from pytracer.analysis.forecasts import changes
 
@@ -67,6 +67,17 @@ def test_the_cure_of_a_leak_ends_its_growth(name: str) -> None:
     t = mended()
     assert t.findings().to_dict("records") == []
     assert t.growth_per_step() < SICK[name].run().growth_per_step() / 4
+
+
+@pytest.mark.parametrize("name", names(growing=False))
+def test_the_cure_of_another_mistake_lowers_the_peak_by_what_is_said(name: str) -> None:
+    mended, sick = SICK[name].mended, SICK[name].run()
+    assert mended is not None
+    t, first = mended(), changes.changes(sick.data, "cpu")[0]
+    assert t.findings().to_dict("records") == []
+    assert first.change not in [one.change for one in changes.changes(t.data, "cpu")]
+    assert first.saves is not None
+    assert 0 < 0.95 * first.saves <= sick.peak.bytes - t.peak.bytes
 
 
 @pytest.mark.parametrize("name", [name for name in SICK if SICK[name].kind == "hint"])

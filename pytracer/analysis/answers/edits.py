@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytracer.analysis.facts import timelines, usage
 from pytracer.analysis.facts.allocations import allocations
@@ -18,6 +19,8 @@ class Edit:
     which: Mask
     share: float = 0.0  # of their bytes that is left; 0: they are not made
     end: U64 | None = None  # ticks: they end no later, and keep their size
+    # When blocks do not exist: each one's row, and the ticks from which and until which it is gone.
+    gone: tuple[NDArray[np.intp], U64, U64] | None = None
 
 
 def peak_after(trace: Trace, device: str, edits: Iterable[Edit], step: int | None = None) -> int:
@@ -46,16 +49,22 @@ def _levels_after(trace: Trace, device: str, edits: Iterable[Edit]) -> I64:
     start = np.maximum(alloc.start[rows].astype(np.int64), -1) + 1
     end = np.where(alloc.completed[rows] < 0, count, alloc.completed[rows]).astype(np.int64)
     size = alloc.requested_bytes[rows].astype(np.int64)
-    shorter, smaller = end, size
+    shorter, smaller, gone = end, size, np.zeros(count + 2, np.int64)
     for edit in made:
         which = edit.which[rows]
-        if edit.end is None:
+        if edit.gone is not None:
+            block, *bounds = edit.gone
+            begin, until = np.searchsorted(trace.events.ticks, bounds)
+            lost = alloc.requested_bytes[block].astype(np.int64) * here[block]
+            np.add.at(gone, begin + 1, -lost)
+            np.add.at(gone, until + 1, lost)
+        elif edit.end is None:
             left = np.round(smaller * edit.share).astype(np.int64)
             smaller = np.where(which, left, smaller)
         else:
             earlier = np.searchsorted(trace.events.ticks, edit.end[rows])
             shorter = np.where(which, np.minimum(shorter, earlier), shorter)
-    changes = changes.copy()
+    changes = changes + gone
     np.add.at(changes, start, smaller - size)
     np.add.at(changes, np.maximum(end + 1, start), size)
     np.add.at(changes, np.maximum(shorter + 1, start), -smaller)

@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytracer import health, meta
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
 from pytracer.analysis.answers.edits import Edit
 from pytracer.analysis.answers.growth import growing
-from pytracer.analysis.answers.held import held
+from pytracer.analysis.answers.held import held, never_read
 from pytracer.analysis.answers.outer_calls import (
     OuterCalls,
     ends_without_grad,
@@ -23,7 +24,7 @@ from pytracer.analysis.answers.outer_calls import (
 from pytracer.analysis.answers.situation import Finding, Proof, Situation, at_peak
 from pytracer.analysis.facts import lines, owners, phases, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.scopes import BACKWARD, NEVER
+from pytracer.analysis.facts.scopes import BACKWARD, NEVER, NODE
 from pytracer.names import short_line
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import CATEGORY, OWNED, ROLE, U64, Mask
@@ -156,7 +157,13 @@ def late_zero_grad(now: Situation, rest: Mask) -> Iterator[Finding]:
         return
     place = owners.place_of(now.trace, int(now.trace.events.scope[now.position]))
     at = f" at {place.line}" if place.line else ""
-    amount = now.bytes(which)
+    amount, edit = now.bytes(which), Edit(alloc.category == CATEGORY["gradients"])
+    change, edit = "call optimizer.zero_grad()", replace(edit, end=_ends_of_steps(now.trace))
+    ends = timelines.timeline(now.trace).step_ends
+    if (np.searchsorted(ends, phases.moments(now.trace).freed_ticks[which]) > now.step).any():
+        # They outlive this step, too: zero_grad() fills them with zeros.
+        change += " as optimizer.zero_grad(set_to_none=True), which drops them,"
+        edit = replace(edit, end=None, gone=_until_made_again(now))
     yield Finding(
         "late_zero_grad",
         amount,
@@ -165,10 +172,45 @@ def late_zero_grad(now: Situation, rest: Mask) -> Iterator[Finding]:
         place.module,
         f"The peak is in the forward{at} while {size_text(amount)} of the previous step's "
         "gradients are still alive",
-        "call optimizer.zero_grad() before that forward",
+        f"{change} before that forward",
         Proof(which, now.position),
-        Edit(alloc.category == CATEGORY["gradients"], end=_ends_of_steps(now.trace)),
+        edit,
     )
+
+
+def _until_made_again(now: Situation) -> tuple[NDArray[np.intp], U64, U64]:
+    """Gradients that outlive steps: from when to when they need not exist, once per step.
+
+    Each backward would make them where the first one did, after as many of its nodes.
+    """
+    trace, moments, ends = (
+        now.trace,
+        phases.moments(now.trace),
+        timelines.timeline(now.trace).step_ends,
+    )
+    tree = scopes.tree(trace)
+    passes = np.sort(tree.begin[tree.kind == BACKWARD])
+    nodes = np.sort(tree.begin[tree.kind == NODE])
+    first = np.append(np.searchsorted(nodes, passes), len(nodes))
+    block = np.flatnonzero(allocations(trace).category == CATEGORY["gradients"])
+    made, freed = moments.made_ticks[block], moments.freed_ticks[block]
+    own = np.maximum(np.searchsorted(passes, made) - 1, 0)
+    after = np.searchsorted(nodes, made) - first[own]
+    rows, begins, untils = (
+        [np.zeros(0, np.intp)],
+        [np.zeros(0, np.uint64)],
+        [np.zeros(0, np.uint64)],
+    )
+    for begin in ends[:-1]:
+        following = int(np.searchsorted(passes, begin))
+        if following < len(passes):
+            node = np.minimum(first[following] + after, first[following + 1]) - 1
+            until = np.maximum(nodes[np.maximum(node, 0)], passes[following])
+            there = (made < begin) & (freed > until)
+            rows.append(block[there])
+            begins.append(np.full(int(there.sum()), begin))
+            untils.append(until[there])
+    return np.concatenate(rows), np.concatenate(begins), np.concatenate(untils)
 
 
 def _ends_of_steps(trace: Trace) -> U64:
@@ -197,6 +239,7 @@ def _is_for_training(now: Situation) -> bool:
 RULES: tuple[Callable[[Situation, Mask], Iterator[Finding]], ...] = (
     evaluation,
     held,
+    never_read,
     late_zero_grad,
 )
 

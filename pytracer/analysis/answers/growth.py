@@ -1,5 +1,6 @@
 """Memory that each step leaves behind, and what a variable keeps that is no leak."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -7,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import meta
+from pytracer import meta, sanitized
 from pytracer.analysis.answers import training_steps
 from pytracer.analysis.answers.edits import Edit
 from pytracer.analysis.answers.keepers import Keeper, keeper_of, kinds
@@ -31,8 +32,31 @@ _CURES = (
         "Parameter.grad -> tensor -> grad_fn",
         "let optimizer.zero_grad() drop the gradients: create_graph=True gives them graphs",
     ),
+    (
+        ".state -> defaultdict[Parameter]",
+        "use one optimizer, or drop the old ones from `{}`: each has a state of its own",
+    ),
     (" -> lru_cache", "give `{}` a maxsize, or call {}.cache_clear()"),
+    (
+        " -> cycle -> ",
+        "loop over its source again: itertools.cycle keeps all that `{}` has yielded",
+    ),
+    ("_mock_", "call reset_mock() on it in each step: a mock keeps the arguments of all its calls"),
+    (" -> Future._result", "let go of each future in `{}` once it is done, as it keeps its result"),
+    (" -> Task -> ", "let go of each task in `{}` once it is done, as it keeps its result"),
 )
+# What ends a cycle, by what is in it; the last is for any other.
+_CYCLE = "a cycle: "
+_OF_CYCLES = (
+    (
+        "'s ctx.",
+        "ctx.save_for_backward(...) instead of ctx.name = ...: with its output it is a cycle",
+    ),
+    # A function's variable or default:
+    (" of ", "use x.detach() in a hook of x, and not x: not even gc.collect() ends such a cycle"),
+    ("", "let nothing in `{}` lead back to it, or call gc.collect(): only a cycle keeps it"),
+)
+_NUMBERED = re.compile(r"\w\*")
 _LATE = 3  # the first steps make what stays: a leak that begins then began with the program
 _REGULAR = 0.7  # of the steps that made a leak are at the same distance
 _PART = 10  # a tenth of a growth is worth a line of its own
@@ -119,7 +143,7 @@ def _leaks(now: Situation, turns: "_Turns") -> Iterator[_Leak]:
     kept = there & _follows_the_steps(now)
     kept &= np.isin(turns.of_allocation, turns.settled)
     # Layers that first run later get their optimizer state later. That is not a leak.
-    kept &= alloc.category != CATEGORY["optimizer_state"]
+    kept &= (alloc.category != CATEGORY["optimizer_state"]) | _states_again(now)
     kind = kinds(now.trace)
     for keeper, own in _by_keeper(now, kept, kind).items():
         amount = now.bytes(own) // len(turns.settled)
@@ -129,6 +153,20 @@ def _leaks(now: Situation, turns: "_Turns") -> Iterator[_Leak]:
             alike = np.isin(kind, np.unique(kind[own]))
             unit = _unit(now, turns, own, alike & there)
             yield _Leak(keeper, own, alike, now.bytes(own) // unit.turns, unit)
+
+
+def _states_again(now: Situation) -> Mask:
+    """States of parameters that have such a state already: of another optimizer."""
+    alloc, labels = allocations(now.trace), sanitized.labels(now.trace)
+    rows = np.flatnonzero(alloc.category == CATEGORY["optimizer_state"])
+    rows = rows[np.argsort(alloc.start[rows], kind="stable")]
+    again, known = np.zeros(len(alloc), np.bool_), dict[tuple[int, int], int]()
+    for row, name in zip(rows.tolist(), labels.name[alloc.label[rows]].tolist(), strict=True):
+        before = known.get((name, int(alloc.role[row])))
+        known[name, int(alloc.role[row])] = row
+        if before is not None and name:
+            again[row] = not 0 <= alloc.completed[before] < alloc.start[row]
+    return again
 
 
 def _unit(now: Situation, turns: "_Turns", own: Mask, stayed: Mask) -> _Unit:
@@ -256,9 +294,11 @@ def _search_cut(now: Situation) -> str:
 
 
 def _instead_of_keeping(now: Situation, keeper: Keeper) -> str:
-    for link, change in _CURES:
+    for link, change in _OF_CYCLES if keeper.path.startswith(_CYCLE) else _CURES:
         if link in keeper.path:
             return change.replace("{}", keeper.name)
+    if _NUMBERED.search(keeper.name):
+        return f"use one `{keeper.name}` again, and do not make another in each step"
     # Detaching a graph's output frees the graph; a tensor alone stays, detached or not. After a
     # backward the graph has freed its saved tensors.
     trains = bool((scopes.tree(now.trace).kind == BACKWARD).any())

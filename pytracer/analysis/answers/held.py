@@ -19,8 +19,10 @@ from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.evidence import label_events
 from pytracer.analysis.facts.scopes import BACKWARD, NEVER, NODE
 from pytracer.recorded import Trace
-from pytracer.schema import ACTION, ROLE, U64, Mask
+from pytracer.schema import ACTION, CATEGORY, OWNED, ROLE, U64, Mask
 from pytracer.units import size_text
+
+_NEEDED = [*OWNED, CATEGORY["activations"]]  # activations have a rule of their own
 
 
 def _backwards_after(now: Situation) -> int:
@@ -57,6 +59,33 @@ def held(now: Situation, rest: Mask) -> Iterator[Finding]:
         edit = Edit(spare.alike, end=_kept_from(now))
         saved = now.bytes(now.alive) - peak_after(now.trace, now.device, [edit])
         yield replace(row, at_peak=min(row.at_peak, saved), edit=edit)
+
+
+_LONG = 2  # ends of steps that a block survives: no input or result of a step does
+
+
+def never_read(now: Situation, rest: Mask) -> Iterator[Finding]:
+    """What stays from step to step in a variable that is not read again, such as a loaded checkpoint."""
+    block, row, ticks = label_events(now.trace, "spare")
+    alloc, ends = allocations(now.trace), timelines.timeline(now.trace).step_ends
+    freed = phases.moments(now.trace).freed_ticks[block]
+    stays = (np.searchsorted(ends, freed) - np.searchsorted(ends, ticks)) >= _LONG
+    stays &= now.alive[block] & rest[block] & ~np.isin(alloc.category[block], _NEEDED)
+    block, row, ticks = block[stays], row[stays], ticks[stays]
+    texts, names = now.trace.strings, sanitized.labels(now.trace).name[row]
+    for number in sorted(set(names.tolist()), key=texts.__getitem__):
+        own = np.zeros(len(alloc), np.bool_)
+        own[block[names == number]] = True
+        end = np.full(len(alloc), NEVER)
+        np.minimum.at(end, block[names == number], ticks[names == number])
+        finding = now.finding(
+            "held",
+            own,
+            f"{size_text(now.bytes(own))} stay from step to step: only `{texts[number]}` keeps "
+            "them, and nothing reads it later",
+            f"del {texts[number]} once it was read",
+        )
+        yield replace(finding, edit=Edit(own, end=end))
 
 
 def unexplained(now: Situation) -> Finding | None:

@@ -14,8 +14,9 @@ from pytracer import health, meta
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
 from pytracer.analysis.answers import findings, growth, held, postmortem
 from pytracer.analysis.answers.edits import Edit, peak_after
+from pytracer.analysis.answers.keepers import keeper_of, kinds
 from pytracer.analysis.answers.situation import Finding, Situation
-from pytracer.analysis.facts import grouping, phases, scopes, usage
+from pytracer.analysis.facts import grouping, phases, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import NEVER
 from pytracer.names import called_layer, layers_alike, numbers_text, short_line
@@ -33,6 +34,7 @@ _CAN_BE_FUSED = {  # the devices for which torch has such a kernel
     "SGD": ("cpu", "cuda"),
     "Adagrad": ("cpu",),
 }
+_LONG_LIVED = 3  # steps: nothing drops gradients that live so long
 _MOST_APART = 8  # children of a Sequential
 
 _WORDS = {
@@ -368,6 +370,27 @@ def _buckets(now: _Situation) -> Iterator[Hint]:
         )
 
 
+def _gradients_that_stay(now: _Situation) -> Iterator[Hint]:
+    """Gradients of a model that nothing drops, while those of another are dropped in each step."""
+    alloc, ends = allocations(now.trace), timelines.timeline(now.trace).step_ends
+    own = (alloc.category == CATEGORY["gradients"]) & (alloc.role != ROLE["bucket"])
+    stays = own & now.at_peak & (alloc.end < 0) & (alloc.step >= 0)
+    stays &= alloc.step + _LONG_LIVED <= len(ends)
+    if not stays.any() or not (own & (alloc.end >= 0)).any():
+        return
+    keeper = keeper_of(now.moment, stays, kinds(now.trace))
+    if "Parameter.grad" in keeper.path:
+        amount = int(alloc.requested_bytes[stays].sum())
+        yield Hint(
+            f"{size_text(amount)} are gradients of `{keeper.name}`, which nothing drops from step to "
+            f"step: {keeper.name}.requires_grad_(False), if no optimizer uses them, makes none.",
+            amount,
+            FREE,
+            Edit(stays),
+            "none; it is faster",
+        )
+
+
 # ---------------------------------------------------------------- savings at a price
 
 
@@ -480,7 +503,7 @@ def _temporaries(now: _Situation) -> Iterator[Hint]:
     )
 
 
-_FREE = (_fused_optimizer, _fused_functions, _loss, _buckets)
+_FREE = (_fused_optimizer, _fused_functions, _loss, _buckets, _gradients_that_stay)
 _TRADES = (_activations, _twins, _state, _temporaries, _cache)
 _ALL = ((_mistakes,), _FREE, _TRADES, (_kept_results, _unexplained))
 

@@ -13,7 +13,7 @@ from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import U64, Mask
 
 _MANY = 250  # blocks in one variable; the trace has only the last 300 of a longer list
-_NUMBER = re.compile(r"\[\d+\]")
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ def keeper_of(now: Situation, own: Mask, kind: U64) -> Keeper:
 
     Each step overwrites its variables, so the last step's blocks identify the variable. If no such
     block is left at the end, the variable is gone, too. The same attribute of the layers of a stack
-    is one variable.
+    is one variable, and so are attributes with a number in their names.
     """
     alloc = allocations(now.trace)
     own = (alloc.completed < 0) & np.isin(kind, np.unique(kind[own]))
     if not own.any():
         return Keeper()
     size = dict(zip(alloc.address[own].tolist(), alloc.requested_bytes[own].tolist(), strict=True))
-    return _keeper(now, size, str) or _keeper(now, size, lambda name: _NUMBER.sub("[*]", name))
+    return _keeper(now, size, str) or _keeper(now, size, lambda name: _NUMBER.sub("*", name))
 
 
 def _keeper(now: Situation, size: dict[int, int], named: Callable[[str], str]) -> Keeper:
