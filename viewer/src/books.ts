@@ -8,12 +8,7 @@ type Cell = string | Node;
 
 const isWords = (text: string) => /^[a-z.(]/i.test(text) || /[a-z]{3}.*, /.test(text);
 
-export function table(
-  caption: string,
-  heads: string[],
-  rows: Cell[][],
-  total?: Cell[],
-): HTMLElement {
+export function table(caption: string, heads: Cell[], rows: Cell[][], total?: Cell[]): HTMLElement {
   const cell = (inside: Cell) =>
     h("td", { class: typeof inside === "string" && isWords(inside) && "words" }, inside);
   const line = ([first, ...others]: Cell[]) =>

@@ -98,20 +98,21 @@ export class Pane {
   }
 }
 
-/** A text, cut to the room there is; nothing where there is none. */
+/** A text, cut to the room there is; nothing where there is none. A path keeps its end. */
 export function label(
   context: CanvasRenderingContext2D,
   text: string,
   x: number,
   y: number,
   room: number,
+  keepsEnd = false,
 ): void {
   if (room < 14) return;
   let shown = text;
   if (context.measureText(shown).width > room) {
     const letters = Math.floor((room / context.measureText(shown).width) * shown.length) - 1;
     if (letters < 2) return;
-    shown = `${shown.slice(0, letters)}\u2026`;
+    shown = keepsEnd ? `\u2026${shown.slice(-letters)}` : `${shown.slice(0, letters)}\u2026`;
   }
   context.fillText(shown, x, y);
 }
