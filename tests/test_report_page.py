@@ -683,7 +683,6 @@ def types(text: str) -> Any:
 ACTIONS = {
     "timeline": {
         "axis=events": chooses("go by", "events"),
-        "only=saved": chooses("show", "saved"),
         "hidden=weights": clicks(".toggle"),
         "theme=dark": lambda page: page.tab.get_by_role("button", name="Light or dark").click(),
         "room=device": lambda page: page.tab.get_by_role("button", name="make room for it").click(),
@@ -695,6 +694,7 @@ ACTIONS = {
     },
     "map": {
         "layout=module": chooses("arrange by", "module"),
+        "only=saved": chooses("show", "saved"),
         "color=size": chooses("colour by", "size"),
         "low=": draws_a_box,
     },

@@ -84,7 +84,8 @@ def head(job: Comparison) -> str:
 
 def on_ranks(row: Spread) -> str:
     """The ranks that have the highest figure."""
-    return _on(row, 40)
+    text = _on(row, 40)
+    return f"rank {text}" if text[:1].isdigit() and not text.endswith("ranks") else text
 
 
 def title(name: str) -> str:

@@ -124,9 +124,9 @@ export function endSearch(app: App): void {
 }
 
 /** Shows who is found; the view stays if it shows that. */
-export function searchFor(app: App, search: string): void {
-  const shows = ["modules", "lines", "map", "compare"].includes(app.state.tab);
-  app.change({ search, ...(shows ? {} : { tab: "modules" }) });
+export function searchFor(app: App, search: string, keep = true): void {
+  const shows = ["modules", "lines", "map"].includes(app.state.tab) || !search;
+  app.change({ search, ...(shows ? {} : { tab: "modules" }) }, keep);
 }
 
 function searchWhere(app: App, line: string, module: string): void {

@@ -165,8 +165,7 @@ export class App {
     await this.drawStrip();
     if (this.state.pinned !== null) await actions.pin(this, this.state.pinned, false);
     else this.bar = null;
-    this.frame.opened();
-    await this.refresh();
+    await Promise.all([this.refresh(), this.frame.opened()]);
   }
 
   async setAxis(axis: Axis): Promise<void> {

@@ -87,7 +87,6 @@ export interface Who {
   allCount: number;
   rest: number; // bytes that are in no allocation of the page
   largest: Largest[];
-  matched: Matched[]; // by each word of the search
 }
 
 export interface Bar {
@@ -139,6 +138,7 @@ export interface Questions {
   ];
   peak: [{ set: number; axis: Axis; from: number; to: number }, MomentFacts];
   who: [Look & { keys: string[] }, Who];
+  matched: [Look, Matched[]];
   hit: [HitRequest, Bar | null];
   bar: [{ set: number; allocation: number }, Bar];
   compare: [{ keys: string[]; before: Side; after: Side }, Comparison];
@@ -338,8 +338,12 @@ export class Engine {
       allCount: sum(all.counts),
       rest,
       largest: largest([{ data, found, sign: 1 }], LARGEST_OF),
-      matched: wanted?.matched ?? [],
     };
+  }
+
+  /** What each word of the search finds. */
+  protected matched(about: Look): Matched[] {
+    return this.search(about)?.matched ?? [];
   }
 
   protected hit(about: HitRequest): Bar | null {

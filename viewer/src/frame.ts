@@ -20,7 +20,7 @@ import { showMap } from "./views/map";
 import { showRanks } from "./views/ranks";
 import { showSteps } from "./views/steps";
 import { showTimeline } from "./views/timeline";
-import { WhoView } from "./views/who";
+import { matchedText, WhoView } from "./views/who";
 
 const APART_MS = 1000; // between two changes that are taken back one by one
 
@@ -57,6 +57,7 @@ const SEEN: Record<Tab, [name: string, says: string]> = {
 };
 
 const COLORED = new Set<Tab>(["timeline", "map"]);
+const AT_CURSOR = new Set<Tab>(["timeline", "map", "modules", "lines"]);
 
 export class Frame {
   readonly input = h("input", {
@@ -67,7 +68,7 @@ export class Frame {
     "aria-describedby": "matched",
     input: () => {
       const now = performance.now();
-      this.app.change({ search: this.input.value }, now - this.typed > APART_MS);
+      actions.searchFor(this.app, this.input.value, now - this.typed > APART_MS);
       this.typed = now;
     },
   });
@@ -76,7 +77,7 @@ export class Frame {
   readonly panel = h("div", { class: "panel", role: "tabpanel", id: "panel", tabindex: 0 });
   readonly who: WhoView;
   readonly compare: CompareView;
-  readonly matched = h("p", { class: "matched", id: "matched", "aria-live": "polite" });
+  private readonly matched = h("p", { class: "matched", id: "matched", "aria-live": "polite" });
   private readonly first: FirstLook;
   private readonly says = h("p", { class: "says" });
   private readonly controls = h("div", { class: "controls" });
@@ -107,6 +108,11 @@ export class Frame {
     const views = h("section", { class: "views", "aria-label": "Everything else" });
     views.append(this.tabs, this.says, this.controls, this.matched, this.status);
     views.append(h("div", { class: "columns" }, charts, side));
+    // What is chosen above is shown below, on a phone out of sight.
+    this.first.element.addEventListener("click", (event) => {
+      const button = (event.target as HTMLElement).closest("button");
+      if (button && !button.matches(".toggle")) views.scrollIntoView({ block: "nearest" });
+    });
     fill(this.root, this.tools(), this.first.element, views, this.told, this.tip, this.help);
     const shown = VIEWS.filter((tab) => tab !== "ranks" || this.app.doc.job);
     fill(this.tabs, ...shown.map((tab) => this.tabOf(tab)));
@@ -155,10 +161,10 @@ export class Frame {
     );
   }
 
-  opened(): void {
+  async opened(): Promise<void> {
     fill(this.notes, ...books.notes(this.app.facts).map((note) => h("p", {}, note)));
-    this.first.show();
     this.controlsAnew();
+    await this.first.show();
   }
 
   controlsAnew(): void {
@@ -167,25 +173,25 @@ export class Frame {
   }
 
   private buildControls(): void {
+    const { app, input } = this;
+    const { tab } = app.state;
+    const isTyping = document.activeElement === input;
+    const search = h("label", { class: "choice grow", for: "search" }, "search ", input);
+    fill(this.controls, this.traces(), ...this.ofView(), search, ...this.moments());
+    if (isTyping) input.focus();
+    this.controls.dataset.tab = tab;
+  }
+
+  /** To other moments, where the view tells of one. */
+  private moments(): HTMLElement[] {
     const { app } = this;
-    const { state } = app;
-    fill(
-      this.controls,
-      this.traces(),
-      ...this.ofView(),
-      choice("show", this.only(), state.only, (value) => app.change({ only: value as Only })),
-      h("label", { class: "choice grow", for: "search" }, "search ", this.input),
+    if (!AT_CURSOR.has(app.state.tab)) return [];
+    const title = "A range begins at the cursor; move the cursor, and tables show what changed";
+    const text = app.state.begin === null ? "Begin a range" : "End the range";
+    return [
       h("button", { click: () => actions.toPeak(app) }, "To the peak"),
-      h(
-        "button",
-        {
-          click: () => actions.toggleRange(app),
-          title: "A range begins at the cursor; move the cursor, and tables show what changed",
-        },
-        state.begin === null ? "Begin a range" : "End the range",
-      ),
-    );
-    this.controls.dataset.tab = state.tab;
+      h("button", { click: () => actions.toggleRange(app), title }, text),
+    ];
   }
 
   private traces(): HTMLElement | null {
@@ -217,6 +223,10 @@ export class Frame {
       const paint = (value: string) => app.change({ color: value as ColorBy });
       found.push(choice("arrange by", words(LAYOUTS), layout, arrange));
       found.push(choice("colour by", words(COLOR_BY), color, paint));
+    }
+    if (AT_CURSOR.has(tab) && tab !== "timeline") {
+      const show = (value: string) => app.change({ only: value as Only });
+      found.push(choice("show", this.only(), app.state.only, show));
     }
     return found;
   }
@@ -293,7 +303,15 @@ export class Frame {
     this.first.mark();
     if (this.controls.dataset.tab !== state.tab) this.buildControls();
     if (document.activeElement !== this.input) this.input.value = state.search;
-    if (!state.search) this.matched.textContent = "";
+    this.showMatched();
+  }
+
+  /** What each word of the search finds, in any view. */
+  private async showMatched(): Promise<void> {
+    const { app } = this;
+    const { search } = app.state;
+    const matched = search ? await app.channel.ask("matched", app.look) : [];
+    if (search === app.state.search) fill(this.matched, ...matchedText(matched));
   }
 
   showTabs(): void {

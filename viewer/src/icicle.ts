@@ -103,8 +103,11 @@ export class Icicle {
     context.fillRect(left, depth * ROW, Math.max(right - left - 1, 0.5), ROW - 1);
     context.fillStyle = "#fff";
     const amount = this.compares ? signed(node.bytes) : sizeText(node.bytes);
-    const text = `${node.name || nameless(node.key)}  ${amount}`;
-    label(context, text, left + 5, depth * ROW + ROW / 2, right - left - 10, true);
+    const name = node.name || nameless(node.key);
+    const text = `${name}  ${amount}`;
+    const room = right - left - 8;
+    const shown = context.measureText(text).width <= room ? text : name;
+    label(context, shown, left + 4, depth * ROW + ROW / 2, room, true);
   }
 
   private at(event: MouseEvent): Cell | undefined {

@@ -24,6 +24,29 @@ const BETWEEN = "\u001e"; // between rows
 
 const keyOf = (path: Node[]) => path.map((node) => node.name).join(WITHIN);
 
+const WORTH_OPENING = 0.2; // of the whole
+
+/** The rows of the model that hold much are open, until somebody opens or closes one. */
+function usuallyOpen(tree: Node): string[] {
+  const found: string[] = [];
+  const look = (node: Node, path: Node[]) => {
+    for (const child of node.children) {
+      const inner = child.children.filter((each) => each.key === "module");
+      const hasParts = inner.some((each) => !/^\[?\d+\]?$/.test(each.name));
+      if (
+        child.key !== "module" ||
+        !hasParts ||
+        Math.abs(child.bytes) < WORTH_OPENING * Math.abs(tree.bytes)
+      )
+        continue;
+      found.push(keyOf([...path, child]));
+      look(child, [...path, child]);
+    }
+  };
+  look(tree, []);
+  return found;
+}
+
 export class TreeTable {
   readonly element = h("div", { class: "scroll", tabindex: 0, role: "region" });
   private open = new Set<string>();
@@ -36,7 +59,7 @@ export class TreeTable {
     this.tree = tree;
     this.options = options;
     this.sort = options.sort;
-    this.open = new Set(options.open ? options.open.split(BETWEEN) : []);
+    this.open = new Set(options.open ? options.open.split(BETWEEN) : usuallyOpen(tree));
     this.draw();
   }
 
@@ -84,7 +107,8 @@ export class TreeTable {
   }
 
   private tell(): void {
-    this.options?.changed(this.sort, [...this.open].join(BETWEEN));
+    // Without a word of open rows the usual ones are open, so that none has a sign of its own.
+    this.options?.changed(this.sort, [...this.open].join(BETWEEN) || BETWEEN);
   }
 
   private rows(body: HTMLElement, node: Node, path: Node[], options: Options): void {

@@ -69,7 +69,8 @@ export class FirstLook {
         share,
       );
     });
-    return h("div", { class: "chips", "data-text": "" }, ...items);
+    const whose = app.doc.job && h("span", { class: "soft" }, `${app.facts.name} at its peak: `);
+    return h("div", { class: "chips", "data-text": "" }, whose, ...items);
   }
 
   private who(who: Who): HTMLElement {
@@ -196,7 +197,7 @@ function changesCard(app: App): HTMLElement {
         { "data-bytes": row.saves, title: row.said },
         h("b", { class: "kind", ...explained(app.doc, row.kind) }, row.kind),
         " ",
-        h("span", { class: "said" }, prose(row.said)),
+        ...saidText(row.said),
       ),
     );
   const title = app.doc.job ? `What to change on ${facts.name}` : "What to change";
@@ -209,6 +210,12 @@ function changesCard(app: App): HTMLElement {
     note && rows.length ? h("p", { class: "note" }, prose(note)) : null,
     rows.length ? h("ol", { class: "top" }, ...parts) : h("p", { class: "none" }, prose(without)),
   );
+}
+
+/** What it saves stands out. */
+function saidText(said: string): HTMLElement[] {
+  const saves = /^saves [\d.]+ \w+/.exec(said)?.[0] ?? "";
+  return [h("b", {}, saves), prose(said.slice(saves.length))];
 }
 
 const NO_CHANGE = "No change is known that lowers the peak by a hundredth.";

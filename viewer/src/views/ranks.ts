@@ -16,16 +16,23 @@ export function showRanks(app: App): void {
 /** Each rank's peak as a bar by category; a click on a rank opens it. */
 export function rankTable(app: App, job: Job): HTMLElement {
   const most = Math.max(...job.ranks.map((rank) => rank.peak), 1);
-  const rows = job.ranks.map((rank) => [
-    nameOf(app, rank),
-    rank.differs ? "differs" : "",
-    books.size(rank.peak),
-    bar(app, rank, most),
-    rank.step === null ? "" : `step ${rank.step}`,
-    rank.status,
-    [rank.host, rank.device].filter(Boolean).join(" "),
-  ]);
-  const heads = ["rank", "", "peak", "by category", "in", "its file is", "where"];
+  const columns: [string, (rank: Rank) => HTMLElement | string][] = [
+    ["rank", (rank) => nameOf(app, rank)],
+    ["peak", (rank) => books.size(rank.peak)],
+    ["by category", (rank) => bar(app, rank, most)],
+    ["", (rank) => (rank.differs ? h("b", { class: "failed" }, "differs") : "")],
+  ];
+  // What is the same everywhere needs no column.
+  const further: typeof columns = [
+    ["in step", ({ step }) => (step === null ? "" : String(step))],
+    ["ended", ({ status }) => status],
+    ["on", ({ host, device }) => [host, device].filter(Boolean).join(" ")],
+  ];
+  for (const [head, text] of further) {
+    if (new Set(job.ranks.map(text)).size > 1) columns.push([head, text]);
+  }
+  const rows = job.ranks.map((rank) => columns.map(([, cell]) => cell(rank)));
+  const heads = columns.map(([head]) => head);
   return h("div", { class: "card ranks", "data-text": "" }, books.table("Ranks", heads, rows));
 }
 
@@ -59,7 +66,7 @@ function figures(job: Job): HTMLElement {
     return [row.name, text(row.lowest), text(row.median), text(row.highest), row.ranks];
   });
   const heads = ["figure", "lowest", "median", "highest", "on rank"];
-  return books.table("Figures of all ranks", heads, rows);
+  return h("div", { class: "narrow" }, books.table("Figures of all ranks", heads, rows));
 }
 
 /** Who differs and why, who is missing, findings of all ranks. */

@@ -55,7 +55,6 @@ export class WhoView {
     const isOpen = panel.dataset.tab === "modules" || panel.dataset.tab === "lines";
     if (isOpen) fill(panel.firstElementChild ?? panel, ...head);
     else fill(panel, h("div", {}, ...head), this.icicle.pane.canvas, this.table.element);
-    fill(app.frame.matched, ...(state.search ? matchedText(who.matched) : []));
     this.icicle.show(who.tree);
     this.table.show(who.tree, {
       caption: `${state.tab === "lines" ? "Lines" : "Modules"}: ${MEASURES[state.measure]}`,
@@ -119,9 +118,11 @@ export function rowsOf(app: App) {
 /** Which texts each word of the search has found. */
 export function matchedText(matched: Matched[]): HTMLElement[] {
   return matched.map(({ word, texts, count }) => {
-    const bare = word.replace(/^\w+[:=]/, "");
+    const [, key = "", bare = word] = /^(\w+:)?(.*)$/.exec(word) ?? [];
     const more = count > texts.length ? ` and ${countText(count - texts.length)} more` : "";
-    const hint = /[*^$]/.test(bare) ? "" : ` Words are whole; *${bare}* looks inside of them.`;
+    const hint = /[*^$=]/.test(bare)
+      ? ""
+      : ` Words are whole: ${key}*${bare}* looks inside of them.`;
     const said = count ? `${texts.join(", ")}${more}` : `nothing.${hint}`;
     return h("span", {}, h("b", {}, word), ` finds ${said} `);
   });
