@@ -19,7 +19,7 @@ from pytracer.analysis.answers import findings
 from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.forecasts import changes
-from pytracer.export import advice_text, packed, report
+from pytracer.export import advice_text, packed, report, words
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_COLORS
 from pytracer.units import size_text
@@ -516,6 +516,71 @@ def test_a_search_without_bars_says_so_and_how_it_ends(recorded: Shown, where: s
     assert panel.locator("tbody tr").count() > 0
 
 
+def test_a_word_is_whole_and_the_page_says_what_it_found(recorded: Shown) -> None:
+    """`op:mm` is aten::mm, not aten::addmm or _log_softmax; what is found is Python's sum."""
+    recorded.show("modules")
+    rows = load(RECORDED).by("op")["bytes"]
+    ops = {str(name): int(size) for name, size in rows.items() if name == name}
+    for word in ("mm", "copy_"):
+        recorded.tab.fill("#search", f"op:{word}")
+        recorded.settle()
+        wanted = sum(b for n, b in ops.items() if n.split("::")[-1] == word)
+        assert int(recorded.tab.locator(".found").get_attribute("data-bytes")) == wanted
+        said = recorded.tab.locator(".matched").inner_text()
+        assert said == f"op:{word} finds op aten::{word}" or said.startswith(
+            f"op:{word} finds nothing. Words are whole: op:*{word}* looks inside of them."
+        )
+    recorded.tab.fill("#search", "module:blocks.0")
+    recorded.settle()
+    modules = load(RECORDED).by("module")["bytes"]
+    wanted = sum(int(b) for n, b in modules.items() if f"{n}.".startswith("blocks.0."))
+    assert int(recorded.tab.locator(".found").get_attribute("data-bytes")) == wanted > 0
+
+
+def test_typing_a_search_in_the_timeline_leads_to_who_is_found(recorded: Shown) -> None:
+    recorded.press("/")
+    recorded.tab.keyboard.type("category:weights")
+    recorded.settle()
+    assert recorded.tab.locator("#search").input_value() == "category:weights"
+    assert recorded.tab.locator("[role=tab][aria-selected=true]").inner_text() == "Modules"
+
+
+def test_of_a_range_the_words_are_of_the_range(recorded: Shown) -> None:
+    recorded.open("#tab=modules&begin=40&cursor=400&measure=grew").settle()
+    text = recorded.tab.locator(".found").inner_text()
+    assert text.endswith("allocations; shares are of the range.")
+    assert " in " not in text
+    assert " with " in text
+
+
+# ---------------------------------------------------------------- a job
+
+
+def test_a_jobs_page_is_about_the_job(tab: Any, tmp_path: Path) -> None:
+    """A row per rank, who differs and why, and any rank on demand; sums are each rank's own."""
+    for rank, batch in enumerate((1, 1, 3)):
+        b = TraceBuilder()
+        b.meta.update(rank=rank, world_size=3)
+        weight = b.seed(MIB)
+        b.label(weight, "weights", "parameter", "h.0.weight", "262144", "float32")
+        for _ in range(3):
+            training_step(b, weight, layers=2, activation=batch * MIB)
+        LoadedTrace(b.trace()).save(tmp_path / f"train.rank{rank}.pytrace")
+    job = load(tmp_path)
+    page = Shown(tab, job.report(tmp_path / "job.html")).open()
+    assert page.tab.locator("[role=tab][aria-selected=true]").inner_text() == "Ranks"
+    ranks = job.ranks()
+    assert [row[0] for row in page.cells(".ranks")] == ranks["peak"].tolist()
+    assert "differs" in page.tab.locator(".ranks tr", has_text="rank 2").inner_text()
+    assert "differs" not in page.tab.locator(".ranks tr", has_text="rank 1").inner_text()
+    assert "activations" in page.tab.locator(".card", has_text="Who differs").inner_text()
+    for rank in (0, 1, 2):
+        page.tab.get_by_role("button", name=f"Open rank {rank}").click()
+        page.settle()
+        assert page.bytes == job.rank(rank).peak.bytes
+    assert page.problems == []
+
+
 # ---------------------------------------------------------------- safe
 
 
@@ -745,6 +810,97 @@ def test_the_mouse_says_who_made_and_freed_a_bar(recorded: Shown) -> None:
     lines = recorded.tab.locator(".tip").inner_text().splitlines()
     assert lines[-2].startswith("made ")
     assert lines[-1].startswith(("freed ", "alive at the end"))
+
+
+def test_the_wheel_scrolls_the_page_and_zooms_only_with_control(recorded: Shown) -> None:
+    tab = recorded.tab
+    with window(recorded, 1024, 768):
+        tab.evaluate("scrollTo(0, 0)")
+        box = tab.locator("canvas.area").bounding_box()
+        tab.mouse.move(box["x"] + 300, box["y"] + 20)
+        before = tab.url
+        tab.mouse.wheel(0, 200)
+        recorded.settle()
+        assert tab.evaluate("scrollY") > 0
+        assert tab.url == before
+        box = tab.locator("canvas.area").bounding_box()
+        tab.mouse.move(box["x"] + 300, box["y"] + 20)
+        tab.keyboard.down("Control")
+        tab.mouse.wheel(0, -200)
+        tab.keyboard.up("Control")
+        recorded.settle()
+        assert "from=" in tab.url
+
+
+PINCH = """() => {
+  const canvas = document.querySelector('canvas.area');
+  const { left, top } = canvas.getBoundingClientRect();
+  const touch = (type, id, x) => canvas.dispatchEvent(new PointerEvent(type, {
+    pointerId: id, pointerType: 'touch', bubbles: true, clientX: left + x, clientY: top + 30,
+  }));
+  touch('pointerdown', 1, 200);
+  touch('pointerdown', 2, 300);
+  for (let x = 300; x <= 500; x += 20) touch('pointermove', 2, x);
+  touch('pointerup', 1, 200);
+  touch('pointerup', 2, 500);
+}"""
+
+
+def test_fingers_zoom_and_so_do_buttons(recorded: Shown) -> None:
+    def width() -> float:
+        found = dict(each.split("=") for each in recorded.tab.url.partition("#")[2].split("&"))
+        return float(found["to"]) - float(found["from"])
+
+    recorded.open("#from=0&to=50000000").settle()
+    recorded.press("w")
+    before = width()
+    recorded.tab.evaluate(PINCH)
+    recorded.settle()
+    pinched = width()
+    assert pinched < before / 2
+    recorded.tab.get_by_role("button", name="Zoom out").click()
+    recorded.settle()
+    assert width() > pinched
+
+
+def test_what_is_copied_as_text_has_the_numbers(recorded: Shown) -> None:
+    recorded.tab.evaluate(
+        "navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }"
+    )
+    recorded.tab.get_by_role("button", name="Copy as text").click()
+    recorded.settle()
+    text = recorded.tab.evaluate("window.copied")
+    peak = size_text(load(RECORDED).peak.bytes)
+    for said in (f"it held {peak}", "Who holds it", "What to change", "optimizer_state"):
+        assert said in text
+    recorded.tab.get_by_role("button", name="Copy link").click()
+    recorded.settle()
+    assert recorded.tab.evaluate("window.copied") == recorded.tab.url
+
+
+def test_words_say_what_they_mean_under_the_mouse_and_the_keys(recorded: Shown) -> None:
+    tip = recorded.tab.locator(".tip")
+    recorded.tab.locator(".chips .toggle", has_text="activations").hover()
+    assert tip.inner_text() == words.CATEGORIES["activations"]
+    recorded.tab.locator(".sums .term", has_text="own peak").focus()
+    assert tip.inner_text() == words.OTHERS["own_peak"]
+
+
+def test_the_legend_can_be_clicked(recorded: Shown) -> None:
+    recorded.open("#tab=map&color=op").settle()
+    entry = recorded.tab.locator(".legend .toggle").first
+    name = entry.inner_text()
+    entry.click()
+    recorded.settle()
+    assert recorded.tab.locator("#search").input_value() == f"op={name}"
+
+
+def test_on_paper_nothing_is_a_button(recorded: Shown) -> None:
+    recorded.tab.emulate_media(media="print")
+    for name in (".tools", ".controls", ".tabs", ".moves"):
+        assert not recorded.tab.locator(name).first.is_visible()
+    assert recorded.tab.locator(".sentence").is_visible()
+    recorded.tab.emulate_media(media="screen")
 
 
 def test_on_paper_the_page_is_light(recorded: Shown) -> None:
