@@ -176,7 +176,9 @@ def _open(browser: Any, processes: Any, page: Path, peak: int) -> dict[str, Any]
 
 
 def _move(tab: Any, processes: Any) -> dict[str, Any]:
-    """Pans, zooms and hovers, from the whole trace to a few events."""
+    """Pans, zooms and hovers over each allocation, from the whole trace to a few events."""
+    tab.click("#tab-map")
+    tab.locator("canvas.map").scroll_into_view_if_needed()
     tab.evaluate("document.activeElement.blur()")
     tab.keyboard.press("f")
     tab.wait_for_selector("canvas.map[data-drawn=each]")

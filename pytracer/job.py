@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from pytracer.analysis.answers.budgets import Exceeded
+    from pytracer.export import report
     from pytracer.export.chrome import Exported
     from pytracer.reading import Views
 
 _KEYS = ("rank", "host", "part", "step", "category", "module", "op", "line")
 _MOST_TIMELINES = 64  # in one file: a browser holds no more
-_MOST_PAGES = 4
+_MOST_PAGES = 4  # of ranks, where not all are shown
+_MOST_RANKS = 16  # on one page
+_MOST_BYTES = 32 << 20  # of their files
 
 
 def read_job(path: str | Path, engine: str | None = None) -> "Job":
@@ -228,15 +231,26 @@ class Job(LoadedTrace):
         source: bool = False,
         overwrite: bool = False,
     ) -> Path:
-        """Writes one offline page with the ranks that matter: the worst, a typical one, outliers."""
+        """Writes one offline page of the job, with its ranks, or of many those that matter."""
         from pytracer.export import fits_text, report
 
-        named = [report.Named(f"rank {rank}", self.rank(rank).data) for rank in self.interesting()]
+        named = self.named()
         answers = tuple(map(fits_text.text_of, forecasts))
         named[0] = replace(named[0], answers=answers)
         if other is not None:
             named.append(report.Named("the other", other.data))
-        return report.write(named, path, source=source, overwrite=overwrite)
+        return report.write(named, path, source=source, overwrite=overwrite, job=self.comparison)
+
+    def named(self) -> "list[report.Named]":
+        """The ranks on the page: the worst and a typical one first; of few ranks all."""
+        from pytracer.export import report
+
+        ranks = self.interesting()
+        others = [one for one in self.comparison.readable if one.rank not in ranks]
+        size = sum(Path(one.file).stat().st_size for one in others if Path(one.file).is_file())
+        if len(ranks) + len(others) <= _MOST_RANKS and size <= _MOST_BYTES:
+            ranks += [one.rank for one in others if Path(one.file).is_file()]
+        return [report.Named(f"rank {rank}", self.rank(rank).data, rank=rank) for rank in ranks]
 
     def interesting(self, most: int = _MOST_PAGES) -> list[int]:
         """The ranks to look at first: the worst, a typical one, those that stand out."""

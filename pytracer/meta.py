@@ -43,6 +43,7 @@ class Gpu(NamedTuple):
     driver_reserve: int | None
     used_as_cuda_says: int | None
     processes: tuple[Process, ...] | None
+    total: int | None = None  # bytes of the whole card
 
 
 class Reading(NamedTuple):
@@ -346,6 +347,7 @@ def _gpu(document: Mapping[str, Any]) -> Gpu:
         driver_reserve=_whole(get("driver_reserve")),
         used_as_cuda_says=_whole(get("used_as_cuda_says")),
         processes=tuple(_processes(listed)) if isinstance(listed, list) else None,
+        total=_whole(get("total")),
     )
 
 

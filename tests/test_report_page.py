@@ -19,7 +19,7 @@ from pytracer.analysis.answers import findings
 from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.forecasts import changes
-from pytracer.export import advice_text, packed, report
+from pytracer.export import advice_text, packed, report, words
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_COLORS
 from pytracer.units import size_text
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 AXE = Path(__file__).parents[1] / "viewer" / "node_modules" / "axe-core" / "axe.min.js"
 RECORDED = Path(__file__).parent / "data" / "h200.pytrace"
-TABS = ("who", "bar", "steps", "books", "compare")
+TABS = ("timeline", "map", "modules", "lines", "steps", "books", "compare")
 
 
 class Shown:
@@ -170,7 +170,7 @@ def test_at_every_moment_the_page_says_what_python_says(recorded: Shown) -> None
 
 @pytest.mark.parametrize("keys", ["module,op,line", "op,line,module", "line,op", "phase,module,op"])
 def test_who_holds_it_is_what_by_says(recorded: Shown, keys: str) -> None:
-    recorded.open(f"#keys={keys}")
+    recorded.open(f"#tab=modules&keys={keys}")
     recorded.settle()
     key = keys.split(",")[0]
     known = load(RECORDED).by(key)["bytes"]
@@ -192,6 +192,7 @@ def test_the_steps_and_the_ledger_are_pythons(recorded: Shown) -> None:
 
 
 def test_a_search_adds_up_what_it_finds(recorded: Shown) -> None:
+    recorded.show("modules")
     recorded.press("/")
     recorded.tab.keyboard.type("category:activations ^module:blocks")
     recorded.settle()
@@ -234,7 +235,7 @@ def test_a_line_that_only_moved_is_no_change(tab: Any, tmp_path: Path) -> None:
             b.alloc(MIB)
         return b.trace()
 
-    page = shown(tab, tmp_path, version(7), version(9)).open("#keys=line,op")
+    page = shown(tab, tmp_path, version(7), version(9)).open("#tab=timeline&keys=line,op")
     panel = page.show("compare")
     assert panel.locator("p[data-bytes]").get_attribute("data-bytes") == "0"
     assert page.tree() == {}
@@ -244,7 +245,7 @@ def test_what_grew_over_a_range_is_the_difference_of_its_ends(recorded: Shown) -
     trace = load(RECORDED).data
     order = packed.order(trace, "cuda:0")
     first, last = 40, len(order.position) - 200
-    recorded.open(f"#begin={first}&cursor={last}&measure=grew")
+    recorded.open(f"#tab=modules&begin={first}&cursor={last}&measure=grew")
     recorded.settle()
     ends = [usage.moment(trace, int(order.position[k]), "cuda:0").bytes for k in (first, last)]
     found = recorded.tab.locator(".found").get_attribute("data-bytes")
@@ -254,9 +255,11 @@ def test_what_grew_over_a_range_is_the_difference_of_its_ends(recorded: Shown) -
 def test_two_traces_are_compared_at_their_peaks(tab: Any, tmp_path: Path) -> None:
     traces = [training().trace(), training(layers=6).trace()]
     page = shown(tab, tmp_path, *traces).open()
-    panel = page.show("compare")
+    panel = page.tab.locator(".panel[data-tab=compare]")  # of two traces that is what one sees
     change = usage.peak(traces[1]).bytes - usage.peak(traces[0]).bytes
     assert int(panel.locator("p[data-bytes]").get_attribute("data-bytes")) == change
+    assert page.tree() == {"h.0-5": change}
+    page.open("#keys=module,op,line&tab=compare").settle()
     known = LoadedTrace(traces[0]).diff(LoadedTrace(traces[1]), by="module")
     differs = {str(row.module): int(row.change) for row in known.reset_index().itertuples()}
     assert {n: b for n, b in page.tree().items() if b} == {n: b for n, b in differs.items() if b}
@@ -271,7 +274,7 @@ def test_a_program_that_mostly_waits_is_shown_by_events(
     built.now += idle_ms * 1_000_000
     training_step(built, built.seed(64), layers=1, activation=64)
     page = shown(tab, tmp_path, built.trace()).open()
-    across = page.tab.locator("label", has_text="across").locator("select")
+    across = page.tab.locator("label", has_text="go by").locator("select")
     assert across.input_value() == ("events" if idle_ms else "time")
     told = page.tab.get_by_text("of 60.0 s, so the pictures go by events")
     assert told.count() == bool(idle_ms)
@@ -317,6 +320,7 @@ def test_forecasts_that_were_asked_for_are_on_the_page(tab: Any, tmp_path: Path)
 def test_what_moves_is_drawn_coarse_and_what_rests_bar_by_bar(tab: Any, tmp_path: Path) -> None:
     """Of 200,000 allocations; the page says which of the two it is."""
     page = shown(tab, tmp_path, irregular(200_000)).open()
+    page.show("map")
     page.press("f")
     drawn = page.tab.locator("canvas.map")
     page.tab.wait_for_timeout(1500)
@@ -343,20 +347,60 @@ def first_change(trace: Trace) -> str:
     return advice_text.said(changes.changes(trace, "cpu")[0])
 
 
-def test_the_first_change_is_one_line_below_the_controls(growing: Shown) -> None:
-    """A click on its button leads to all of them; `code` stands in code elements."""
+@pytest.mark.parametrize("size", [(1440, 900), (1024, 768), (390, 844)])
+def test_the_first_ten_seconds_are_above_the_fold(growing: Shown, size: tuple[int, int]) -> None:
+    """How much and of what, who, and what to change; `code` stands in code elements."""
     said = first_change(growing_trace())
-    advice = growing.tab.locator(".advice")
-    assert advice.locator(".sentence").get_attribute("title") == said
-    assert advice.locator(".sentence").inner_text() == said.replace("`", "")
-    assert advice.locator("code").first.inner_text() == "outputs"
-    with window(growing, 1400, 900):
-        box, charts = (growing.tab.locator(name).bounding_box() for name in (".advice", ".strip"))
-        assert box["height"] < 40
-        assert box["y"] + box["height"] <= charts["y"]
-    advice.locator("button").click()
-    growing.settle()
-    assert growing.tab.locator("[role=tab][aria-selected=true]").inner_text() == "What to change"
+    with window(growing, *size):
+        advice = growing.tab.locator(".advice")
+        first = advice.locator("li").first
+        assert first.get_attribute("title") == said
+        assert said.replace("`", "") in first.inner_text()
+        assert advice.locator("code").first.inner_text() == "outputs"
+        for name in (".sentence", ".amount-bar", ".holders tbody tr", ".advice li"):
+            box = growing.tab.locator(name).first.bounding_box()
+            assert box["y"] + box["height"] <= size[1], name
+        tops = [
+            growing.tab.locator(name).first.bounding_box()["y"]
+            for name in (".sentence", ".amount-bar", ".cards", ".tabs")
+        ]
+        assert tops == sorted(tops)
+        advice.get_by_role("button").first.click()
+        growing.settle()
+        chosen = growing.tab.locator("[role=tab][aria-selected=true]")
+        assert chosen.inner_text() == "What to change"
+
+
+def test_the_first_look_is_pythons_peak(recorded: Shown) -> None:
+    """Its categories and the first level of the model add up to what Python says, to the byte."""
+    t = load(RECORDED)
+    summary = t.summary()["at_peak"]
+    chips = recorded.tab.locator(".chips .toggle")
+    found = {
+        each.get_attribute("data-category"): each.get_attribute("title") for each in chips.all()
+    }
+    assert found == {n: f"{int(b):,} bytes" for n, b in summary.items() if b}
+    assert size_text(t.peak.bytes) in recorded.tab.locator(".sentence").inner_text()
+    rows = recorded.tab.locator(".holders tbody tr:not(.inner) td[data-bytes]")
+    top = sum(int(row.get_attribute("data-bytes")) for row in rows.all())
+    assert 0 < top <= t.peak.bytes
+
+
+def test_the_model_is_a_tree_in_which_alike_layers_share_a_row(recorded: Shown) -> None:
+    """And a click on a row finds exactly its bytes."""
+    recorded.open("#tab=modules")
+    recorded.settle()
+    rows = load(RECORDED).by("module")["bytes"]
+    folded = next(name for name in recorded.tree() if name.startswith("blocks."))
+    wanted = sum(int(b) for n, b in rows.items() if str(n).startswith("blocks."))
+    assert recorded.tree()[folded] == wanted
+    recorded.tab.locator(".tree .name", has_text=folded).first.click()
+    recorded.settle()
+    assert int(recorded.tab.locator(".found").get_attribute("data-bytes")) == wanted
+    assert (
+        f"module=blocks.*.** finds module {'blocks.'}"
+        in recorded.tab.locator(".matched").inner_text()
+    )
 
 
 def test_a_finding_that_is_a_change_is_said_once(growing: Shown) -> None:
@@ -376,12 +420,13 @@ def test_what_to_change_is_the_first_tab_with_code_to_paste(recorded: Shown) -> 
     shown = panel.locator(".changes > li")
     assert shown.count() == len(rows) > 0
     assert panel.locator(".changes pre").all_inner_texts() == [row.code for row in rows if row.code]
-    assert recorded.tab.locator(".advice").inner_text().startswith(f"{rows[0].kind}:")
+    assert recorded.tab.locator(".advice li").first.inner_text().startswith(f"{rows[0].kind} ")
 
 
-def test_without_advice_there_is_no_line_for_it(tab: Any, tmp_path: Path) -> None:
+def test_without_advice_the_page_says_that_there_is_none(tab: Any, tmp_path: Path) -> None:
     page = shown(tab, tmp_path, TraceBuilder().trace()).open()
-    assert not page.tab.locator(".advice").is_visible()
+    assert page.tab.locator(".advice li").count() == 0
+    assert "No change is known" in page.tab.locator(".advice").inner_text()
 
 
 def test_a_findings_button_shows_exactly_its_allocations(growing: Shown) -> None:
@@ -414,6 +459,7 @@ def test_where_memory_grows_the_page_opens_on_all_steps(
 
 def test_what_changed_is_in_sight_and_lists_only_that(growing: Shown) -> None:
     """In a window of 1400 pixels nobody has to scroll for the button."""
+    growing.open("#keys=module,op,line")
     with window(growing, 1400, 900):
         panel = growing.show("steps")
         button = panel.get_by_role("button", name="what changed in step 3")
@@ -453,7 +499,7 @@ def test_a_new_search_replaces_the_old_one(recorded: Shown) -> None:
 
 @pytest.mark.parametrize("where", ["page", "search field", "button"])
 def test_a_search_without_bars_says_so_and_how_it_ends(recorded: Shown, where: str) -> None:
-    panel = recorded.show("bar")
+    panel = recorded.show("map")
     recorded.press("/")
     recorded.tab.keyboard.type("no such bar")
     recorded.settle()
@@ -468,6 +514,71 @@ def test_a_search_without_bars_says_so_and_how_it_ends(recorded: Shown, where: s
     recorded.settle()
     assert recorded.tab.locator("#search").input_value() == ""
     assert panel.locator("tbody tr").count() > 0
+
+
+def test_a_word_is_whole_and_the_page_says_what_it_found(recorded: Shown) -> None:
+    """`op:mm` is aten::mm, not aten::addmm or _log_softmax; what is found is Python's sum."""
+    recorded.show("modules")
+    rows = load(RECORDED).by("op")["bytes"]
+    ops = {str(name): int(size) for name, size in rows.items() if name == name}
+    for word in ("mm", "copy_"):
+        recorded.tab.fill("#search", f"op:{word}")
+        recorded.settle()
+        wanted = sum(b for n, b in ops.items() if n.split("::")[-1] == word)
+        assert int(recorded.tab.locator(".found").get_attribute("data-bytes")) == wanted
+        said = recorded.tab.locator(".matched").inner_text()
+        assert said == f"op:{word} finds op aten::{word}" or said.startswith(
+            f"op:{word} finds nothing. Words are whole: op:*{word}* looks inside of them."
+        )
+    recorded.tab.fill("#search", "module:blocks.0")
+    recorded.settle()
+    modules = load(RECORDED).by("module")["bytes"]
+    wanted = sum(int(b) for n, b in modules.items() if f"{n}.".startswith("blocks.0."))
+    assert int(recorded.tab.locator(".found").get_attribute("data-bytes")) == wanted > 0
+
+
+def test_typing_a_search_in_the_timeline_leads_to_who_is_found(recorded: Shown) -> None:
+    recorded.press("/")
+    recorded.tab.keyboard.type("category:weights")
+    recorded.settle()
+    assert recorded.tab.locator("#search").input_value() == "category:weights"
+    assert recorded.tab.locator("[role=tab][aria-selected=true]").inner_text() == "Modules"
+
+
+def test_of_a_range_the_words_are_of_the_range(recorded: Shown) -> None:
+    recorded.open("#tab=modules&begin=40&cursor=400&measure=grew").settle()
+    text = recorded.tab.locator(".found").inner_text()
+    assert text.endswith("allocations; shares are of the range.")
+    assert " in " not in text
+    assert " with " in text
+
+
+# ---------------------------------------------------------------- a job
+
+
+def test_a_jobs_page_is_about_the_job(tab: Any, tmp_path: Path) -> None:
+    """A row per rank, who differs and why, and any rank on demand; sums are each rank's own."""
+    for rank, batch in enumerate((1, 1, 3)):
+        b = TraceBuilder()
+        b.meta.update(rank=rank, world_size=3)
+        weight = b.seed(MIB)
+        b.label(weight, "weights", "parameter", "h.0.weight", "262144", "float32")
+        for _ in range(3):
+            training_step(b, weight, layers=2, activation=batch * MIB)
+        LoadedTrace(b.trace()).save(tmp_path / f"train.rank{rank}.pytrace")
+    job = load(tmp_path)
+    page = Shown(tab, job.report(tmp_path / "job.html")).open()
+    assert page.tab.locator("[role=tab][aria-selected=true]").inner_text() == "Ranks"
+    ranks = job.ranks()
+    assert [row[0] for row in page.cells(".ranks")] == ranks["peak"].tolist()
+    assert "differs" in page.tab.locator(".ranks tr", has_text="rank 2").inner_text()
+    assert "differs" not in page.tab.locator(".ranks tr", has_text="rank 1").inner_text()
+    assert "activations" in page.tab.locator(".card", has_text="Who differs").inner_text()
+    for rank in (0, 1, 2):
+        page.tab.get_by_role("button", name=f"Open rank {rank}").click()
+        page.settle()
+        assert page.bytes == job.rank(rank).peak.bytes
+    assert page.problems == []
 
 
 # ---------------------------------------------------------------- safe
@@ -501,7 +612,7 @@ def test_names_full_of_markup_are_text(tab: Any, tmp_path: Path) -> None:
         page.show(name)
     assert page.problems == []
     assert page.tab.locator("img").count() == 0
-    page.show("who")
+    page.show("modules")
     assert any("onerror=alert(1)" in name for name in page.tree())
     assert EVIL[:9] in page.tab.locator(".tree").inner_text()
 
@@ -599,7 +710,8 @@ def test_keys_alone_lead_everywhere(recorded: Shown) -> None:
     recorded.press("?")
     assert tab.locator("dialog").is_visible()
     recorded.press("Escape")
-    tab.focus("#tab-who")
+    recorded.show("modules")
+    tab.focus("#tab-modules")
     recorded.press("ArrowRight", "ArrowRight")
     assert tab.locator("[role=tab][aria-selected=true]").inner_text() == "Steps"
 
@@ -613,7 +725,9 @@ def clicks(selector: str) -> Any:
 
 
 def draws_a_box(page: Shown) -> None:
-    box = page.tab.locator("canvas.map").bounding_box()
+    canvas = page.tab.locator("canvas.map")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
     page.tab.keyboard.down("Shift")
     page.tab.mouse.move(box["x"] + 300, box["y"] + 60)
     page.tab.mouse.down()
@@ -630,47 +744,56 @@ def types(text: str) -> Any:
     return act
 
 
+# What is done, by the view in which it is done, and the word of the address that it changes.
 ACTIONS = {
-    "axis=events": chooses("across", "events"),
-    "layout=module": chooses("up", "module"),
-    "color=size": chooses("colour", "size"),
-    "only=saved": chooses("only", "saved"),
-    "keys=line": chooses("by", "line,op"),
-    "measure=bytetime": chooses("bytes", "bytetime"),
-    "hidden=weights": clicks(".toggle"),
-    "theme=dark": lambda page: page.tab.get_by_role("button", name="light or dark").click(),
-    "room=device": lambda page: page.tab.get_by_role("button", name="make room for it").click(),
-    "sort=name": clicks(".tree thead button"),
-    "open=": clicks(".tree button.open"),
-    "search=op": types("op:mm"),
-    "begin=": lambda page: page.press("r"),
-    "low=": draws_a_box,
-    "from=": lambda page: page.press("w"),
-    "cursor=": lambda page: page.press("]"),
-    "tab=compare": clicks("#tab-compare"),
+    "timeline": {
+        "axis=events": chooses("go by", "events"),
+        "hidden=weights": clicks(".toggle"),
+        "theme=dark": lambda page: page.tab.get_by_role("button", name="Light or dark").click(),
+        "room=device": lambda page: page.tab.get_by_role("button", name="make room for it").click(),
+        "search=op": types("op:mm"),
+        "begin=": lambda page: page.press("r"),
+        "from=": lambda page: page.press("w"),
+        "cursor=": lambda page: page.press("]"),
+        "tab=compare": clicks("#tab-compare"),
+    },
+    "map": {
+        "layout=module": chooses("arrange by", "module"),
+        "only=saved": chooses("show", "saved"),
+        "color=size": chooses("colour by", "size"),
+        "low=": draws_a_box,
+    },
+    "modules": {
+        "keys=line": chooses("group by", "line,op"),
+        "measure=bytetime": chooses("count bytes", "bytetime"),
+        "sort=name": clicks(".tree thead button"),
+        "open=": clicks(".tree button.open"),
+    },
 }
 
 
 @pytest.mark.ci
 def test_everything_that_is_shown_is_in_the_address_and_can_be_taken_back(recorded: Shown) -> None:
     """Each action changes the address; Backspace after it leads back to the address before."""
-    for word, act in ACTIONS.items():
-        before = recorded.tab.url.partition("#")[2]
-        act(recorded)
-        recorded.tab.wait_for_timeout(250)
-        after = recorded.tab.url.partition("#")[2]
-        assert word in after, word
-        recorded.tab.evaluate("document.activeElement.blur()")
-        recorded.tab.keyboard.press("Backspace")
-        recorded.tab.wait_for_timeout(250)
-        assert recorded.tab.url.partition("#")[2] == before, word
+    for tab, actions in ACTIONS.items():
+        recorded.show(tab)
+        for word, act in actions.items():
+            before = recorded.tab.url.partition("#")[2]
+            act(recorded)
+            recorded.tab.wait_for_timeout(250)
+            after = recorded.tab.url.partition("#")[2]
+            assert word in after, word
+            recorded.tab.evaluate("document.activeElement.blur()")
+            recorded.tab.keyboard.press("Backspace")
+            recorded.tab.wait_for_timeout(250)
+            assert recorded.tab.url.partition("#")[2] == before, word
     assert recorded.problems == []
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("color", ["category", "phase", "module", "op", "line", "size"])
 def test_each_way_to_colour_has_its_legend(recorded: Shown, color: str) -> None:
-    recorded.open(f"#color={color}")
+    recorded.open(f"#tab=map&color={color}")
     recorded.settle()
     legend = recorded.tab.locator(".legend")
     assert legend.inner_text().startswith(f"{color}:")
@@ -678,13 +801,106 @@ def test_each_way_to_colour_has_its_legend(recorded: Shown, color: str) -> None:
 
 
 def test_the_mouse_says_who_made_and_freed_a_bar(recorded: Shown) -> None:
+    recorded.show("map")
     recorded.press("f")
+    recorded.tab.locator("canvas.map").scroll_into_view_if_needed()
     box = recorded.tab.locator("canvas.map").bounding_box()
     recorded.tab.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.5)
     recorded.settle()
     lines = recorded.tab.locator(".tip").inner_text().splitlines()
     assert lines[-2].startswith("made ")
     assert lines[-1].startswith(("freed ", "alive at the end"))
+
+
+def test_the_wheel_scrolls_the_page_and_zooms_only_with_control(recorded: Shown) -> None:
+    tab = recorded.tab
+    with window(recorded, 1024, 768):
+        tab.evaluate("scrollTo(0, 0)")
+        box = tab.locator("canvas.area").bounding_box()
+        tab.mouse.move(box["x"] + 300, box["y"] + 20)
+        before = tab.url
+        tab.mouse.wheel(0, 200)
+        recorded.settle()
+        assert tab.evaluate("scrollY") > 0
+        assert tab.url == before
+        box = tab.locator("canvas.area").bounding_box()
+        tab.mouse.move(box["x"] + 300, box["y"] + 20)
+        tab.keyboard.down("Control")
+        tab.mouse.wheel(0, -200)
+        tab.keyboard.up("Control")
+        recorded.settle()
+        assert "from=" in tab.url
+
+
+PINCH = """() => {
+  const canvas = document.querySelector('canvas.area');
+  const { left, top } = canvas.getBoundingClientRect();
+  const touch = (type, id, x) => canvas.dispatchEvent(new PointerEvent(type, {
+    pointerId: id, pointerType: 'touch', bubbles: true, clientX: left + x, clientY: top + 30,
+  }));
+  touch('pointerdown', 1, 200);
+  touch('pointerdown', 2, 300);
+  for (let x = 300; x <= 500; x += 20) touch('pointermove', 2, x);
+  touch('pointerup', 1, 200);
+  touch('pointerup', 2, 500);
+}"""
+
+
+def test_fingers_zoom_and_so_do_buttons(recorded: Shown) -> None:
+    def width() -> float:
+        found = dict(each.split("=") for each in recorded.tab.url.partition("#")[2].split("&"))
+        return float(found["to"]) - float(found["from"])
+
+    recorded.open("#from=0&to=50000000").settle()
+    recorded.press("w")
+    before = width()
+    recorded.tab.evaluate(PINCH)
+    recorded.settle()
+    pinched = width()
+    assert pinched < before / 2
+    recorded.tab.get_by_role("button", name="Zoom out").click()
+    recorded.settle()
+    assert width() > pinched
+
+
+def test_what_is_copied_as_text_has_the_numbers(recorded: Shown) -> None:
+    recorded.tab.evaluate(
+        "navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }"
+    )
+    recorded.tab.get_by_role("button", name="Copy as text").click()
+    recorded.settle()
+    text = recorded.tab.evaluate("window.copied")
+    peak = size_text(load(RECORDED).peak.bytes)
+    for said in (f"it held {peak}", "Who holds it", "What to change", "optimizer_state"):
+        assert said in text
+    recorded.tab.get_by_role("button", name="Copy link").click()
+    recorded.settle()
+    assert recorded.tab.evaluate("window.copied") == recorded.tab.url
+
+
+def test_words_say_what_they_mean_under_the_mouse_and_the_keys(recorded: Shown) -> None:
+    tip = recorded.tab.locator(".tip")
+    recorded.tab.locator(".chips .toggle", has_text="activations").hover()
+    assert tip.inner_text() == words.CATEGORIES["activations"]
+    recorded.tab.locator(".sums .term", has_text="own peak").focus()
+    assert tip.inner_text() == words.OTHERS["own_peak"]
+
+
+def test_the_legend_can_be_clicked(recorded: Shown) -> None:
+    recorded.open("#tab=map&color=op").settle()
+    entry = recorded.tab.locator(".legend .toggle").first
+    name = entry.inner_text()
+    entry.click()
+    recorded.settle()
+    assert recorded.tab.locator("#search").input_value() == f"op={name}"
+
+
+def test_on_paper_nothing_is_a_button(recorded: Shown) -> None:
+    recorded.tab.emulate_media(media="print")
+    for name in (".tools", ".controls", ".tabs", ".moves"):
+        assert not recorded.tab.locator(name).first.is_visible()
+    assert recorded.tab.locator(".sentence").is_visible()
+    recorded.tab.emulate_media(media="screen")
 
 
 def test_on_paper_the_page_is_light(recorded: Shown) -> None:
@@ -708,7 +924,9 @@ def test_an_address_shows_what_its_sender_saw(recorded: Shown) -> None:
 
 
 def test_a_click_on_a_bar_says_what_it_is(recorded: Shown) -> None:
+    recorded.show("map")
     recorded.press("f")
+    recorded.tab.locator("canvas.map").scroll_into_view_if_needed()
     box = recorded.tab.locator("canvas.map").bounding_box()
     recorded.tab.mouse.click(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.87)
     recorded.settle()
@@ -745,13 +963,15 @@ def test_a_phone_of_320_pixels_scrolls_only_downwards(recorded: Shown) -> None:
 
 
 def test_on_a_phone_the_table_without_scripts_is_not_cut(growing: Shown) -> None:
+    """And beside the live page there is no second copy of it."""
+    assert not growing.tab.locator("#summary").is_visible()
+    tab = growing.tab.context.browser.new_page(java_script_enabled=False)
+    tab.goto(growing.file.as_uri())
     for width in (390, 320):
-        with window(growing, width, 844):
-            wide, seen = growing.tab.evaluate(
-                "(({scrollWidth, clientWidth}) => [scrollWidth, clientWidth])"
-                "(document.querySelector('#summary'))"
-            )
-            assert wide <= seen
+        tab.set_viewport_size({"width": width, "height": 844})
+        wide, seen = tab.locator("#summary").evaluate("(e) => [e.scrollWidth, e.clientWidth]")
+        assert 0 < wide <= seen
+    tab.close()
 
 
 def test_on_a_phone_the_controls_are_three_rows(recorded: Shown) -> None:
@@ -774,6 +994,8 @@ def test_the_overview_is_high_where_there_is_room(recorded: Shown, height: int, 
 def test_the_pictures_are_not_empty(recorded: Shown) -> None:
     """And have the colours of their categories."""
     for name in ("strip", "area", "map"):
+        if name == "map":
+            recorded.show("map")
         colors = recorded.tab.evaluate(
             """(name) => {
               const canvas = document.querySelector(`canvas.${name}`);

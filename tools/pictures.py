@@ -43,8 +43,8 @@ def report(browser: Browser, place: Path, target: Path) -> None:
     tab = browser.new_page(viewport={"width": 1440, "height": 900})
     tab.goto(page.as_uri())
     tab.wait_for_selector(_READY, state="attached", timeout=_LOAD_MS)
-    tab.get_by_label("across").select_option("events")
-    tab.get_by_role("button", name="all", exact=True).click()
+    tab.get_by_label("go by").select_option("events")
+    tab.get_by_role("button", name="Whole trace").click()
     tab.wait_for_timeout(_REST_MS)
     tab.screenshot(path=target)
 

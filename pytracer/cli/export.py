@@ -203,10 +203,12 @@ class Report(Command):
             if jobs.is_job(options.file) and options.other is None:
                 if options.fits is not None or options.batch is not None:
                     raise errors.UsageError("--fits and --batch need one rank's file")
-                traces = jobs.report(options)
+                traces, job = jobs.report(options)
             else:
-                traces = _named(options, given)
-            written = report.write(traces, target, source=options.source, overwrite=options.force)
+                traces, job = _named(options, given), None
+            written = report.write(
+                traces, target, source=options.source, overwrite=options.force, job=job
+            )
         if options.json:
             output.print_json({"path": str(written), "bytes": written.stat().st_size})
             return 0

@@ -238,12 +238,10 @@ def diff(options: argparse.Namespace) -> tuple[Path, Path]:
     )
 
 
-def report(options: argparse.Namespace) -> Sequence[Any]:
-    """The ranks to show on the page."""
-    from pytracer.export import report
-
+def report(options: argparse.Namespace) -> tuple[Sequence[Any], Any]:
+    """The ranks to show on the page, and the comparison of all."""
     found = read(options.file)
-    return [report.Named(f"rank {rank}", found.rank(rank).data) for rank in found.interesting()]
+    return found.named(), found.comparison
 
 
 class Query(Command):

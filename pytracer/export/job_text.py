@@ -54,6 +54,45 @@ def render(job: Comparison, earlier: Sequence[str] = (), width: int = 80) -> str
     return "\n".join(line.rstrip() for line in lines)
 
 
+def said(job: Comparison, earlier: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Who is missing, who died, who differs and why, findings of all: a title and a text each."""
+    width = 100_000  # one line for each
+    lines = [
+        *_missing(job, earlier, width),
+        *_endings(job, width),
+        *_most(job.stuck, "stuck", _stuck, width),
+        *_most(job.late, "waits", _late, width),
+        *_clocks(job, width),
+        *_most(job.outliers, "rank", lambda one: outlier_text(one, job), width),
+        *_parts(job, width),
+        *_sharding(job, width),
+        *_most(job.findings, "finding", lambda one: _finding(one, len(job.readable)), width),
+    ]
+    return [(line[:10].strip(), line[10:].strip()) for line in lines]
+
+
+def head(job: Comparison) -> str:
+    """How many ranks, and the highest peak, as a sentence."""
+    ranks = f"A job of {job.world_size} rank{'s' * (job.world_size != 1)}"
+    if not job.readable:
+        return f"{ranks}; none has a trace that can be read."
+    worst = job.worst
+    step = "" if worst.peak_step is None else f", in step {worst.first_step + worst.peak_step}"
+    where = f"on rank {worst.rank} ({worst.device}){step}"
+    return f"{ranks}. The highest peak is {size_text(worst.peak)}, {where}."
+
+
+def on_ranks(row: Spread) -> str:
+    """The ranks that have the highest figure."""
+    text = _on(row, 40)
+    return f"rank {text}" if text[:1].isdigit() and not text.endswith("ranks") else text
+
+
+def title(name: str) -> str:
+    """A figure's name, as the screen has it."""
+    return _title(name).strip()
+
+
 def _head(job: Comparison, width: int) -> list[str]:
     ranks = f"job of {job.world_size} rank{'s' * (job.world_size != 1)}"
     if not job.readable:

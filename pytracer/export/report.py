@@ -34,8 +34,9 @@ from pytracer.analysis.facts import devices, grouping, owners, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.forecasts import changes
 from pytracer.cost import table as cost_table
-from pytracer.export import advice_text, html, packed, series
+from pytracer.export import advice_text, html, job_page, packed, series, words
 from pytracer.files import write_whole
+from pytracer.ranks.compare import Comparison
 from pytracer.recorded import Trace
 from pytracer.schema import ACTION, CATEGORY_COLORS, CATEGORY_ORDER, PHASES
 from pytracer.version import __version__
@@ -54,18 +55,24 @@ class Named:
     name: str
     trace: Trace
     answers: tuple[str, ...] = ()
+    rank: int | None = None  # in a job
 
 
 def write(
-    traces: Sequence[Named], path: str | Path, *, source: bool = False, overwrite: bool = False
+    traces: Sequence[Named],
+    path: str | Path,
+    *,
+    source: bool = False,
+    overwrite: bool = False,
+    job: Comparison | None = None,
 ) -> Path:
-    """Writes the page of one trace, or of two to compare.
+    """Writes the page of one trace, of two to compare, or of a job and some of its ranks.
 
     Raises:
         errors.CannotWrite: the file exists already, or cannot be written.
     """
     target = Path(path)
-    whole = page(traces, source=source).encode()
+    whole = page(traces, source=source, job=job).encode()
 
     def fill(file: BinaryIO) -> None:
         file.write(whole)
@@ -73,7 +80,13 @@ def write(
     return write_whole(target, fill, overwrite=overwrite)
 
 
-def page(traces: Sequence[Named], *, source: bool = False, most: int = packed.MOST) -> str:
+def page(
+    traces: Sequence[Named],
+    *,
+    source: bool = False,
+    most: int = packed.MOST,
+    job: Comparison | None = None,
+) -> str:
     """The page as text."""
     strings = packed.Strings()
     parts = [
@@ -88,6 +101,8 @@ def page(traces: Sequence[Named], *, source: bool = False, most: int = packed.MO
         "categories": CATEGORY_ORDER,
         "phases": PHASES,
         "texts": packed.TEXTS,
+        "meanings": {**words.CATEGORIES, **words.OTHERS},
+        "job": job and job_page.document(job, _places([each for each, _, _ in parts])),
         "sets": [
             {
                 **_facts(each, device, strings, pack),
@@ -106,7 +121,16 @@ def page(traces: Sequence[Named], *, source: bool = False, most: int = packed.MO
         for number, (_, _, pack) in enumerate(parts)
         for name, column in pack.columns.items()
     )
-    return "".join(_lines(traces, document, columns))
+    return "".join(_lines(traces, document, columns, job is not None))
+
+
+def _places(sets: Sequence[Named]) -> dict[int, int]:
+    """The first set of each rank."""
+    found: dict[int, int] = {}
+    for place, each in enumerate(sets):
+        if each.rank is not None:
+            found.setdefault(each.rank, place)
+    return found
 
 
 def inline(trace: Trace) -> str:
@@ -129,14 +153,14 @@ def inline(trace: Trace) -> str:
 
 
 def _lines(
-    traces: Sequence[Named], document: Mapping[str, Any], columns: Iterator[str]
+    traces: Sequence[Named], document: Mapping[str, Any], columns: Iterator[str], is_job: bool
 ) -> Iterator[str]:
     script, style = _resource("report.js"), _resource("report.css")
     yield '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
     yield f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">\n'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
     yield '<meta name="color-scheme" content="light dark">\n'
-    title = " and ".join(each.name for each in traces)
+    title = "A job of ranks" if is_job else " and ".join(each.name for each in traces)
     yield f"<title>{markup.escape(html.printable(title))}: pytracer</title>\n"
     yield f"<style>{style}</style></head>\n<body>\n"
     yield f'<main><h1>{markup.escape(html.printable(title))}</h1>\n<div id="app"></div>\n'
@@ -194,6 +218,7 @@ def _facts(
             "step": peak.step,
             "phase": peak.phase,
         },
+        "capacity": ledger.capacity(trace, device),
         "categories": [
             vars(row) for row in breakdown.category_rows(trace, device if has_events else None)
         ],

@@ -6,18 +6,16 @@ import { countText, exactText, shareText, signed, sizeText, timesText, timeText 
 
 type Cell = string | Node;
 
-const isWords = (text: string) => /^[a-z.(]/i.test(text) || /[a-z]{3}.*, /.test(text);
+const isWords = (text: string) => /^[a-z.([]/i.test(text) || /[a-z]{3}.*, /.test(text);
+const hasWords = (cell: Cell | undefined) => typeof cell === "string" && isWords(cell);
 
-export function table(
-  caption: string,
-  heads: string[],
-  rows: Cell[][],
-  total?: Cell[],
-): HTMLElement {
-  const cell = (inside: Cell) =>
-    h("td", { class: typeof inside === "string" && isWords(inside) && "words" }, inside);
+export function table(caption: string, heads: Cell[], rows: Cell[][], total?: Cell[]): HTMLElement {
+  const isText = heads.map((_, i) => rows.some((row) => hasWords(row[i])));
+  const cell = (inside: Cell, i: number) => h("td", { class: isText[i + 1] && "words" }, inside);
   const line = ([first, ...others]: Cell[]) =>
     h("tr", {}, h("th", { scope: "row" }, first), ...others.map(cell));
+  const head = (inside: Cell, i: number) =>
+    h("th", { scope: "col", class: isText[i] && "words" }, inside);
   return h(
     "div",
     { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
@@ -25,7 +23,7 @@ export function table(
       "table",
       {},
       h("caption", {}, caption),
-      h("thead", {}, h("tr", {}, ...heads.map((head) => h("th", { scope: "col" }, head)))),
+      h("thead", {}, h("tr", {}, ...heads.map(head))),
       h("tbody", {}, ...rows.map(line)),
       total ? h("tfoot", {}, line(total)) : null,
     ),
@@ -69,7 +67,7 @@ export function steps(facts: Facts, actions: StepActions): HTMLElement {
     ...["step", "against the last", "peak", "growth"],
     ...["allocations", "forward / backward / optimizer"],
   ];
-  return h("div", { class: "steps" }, table("Steps", heads, rows));
+  return h("div", { class: "steps narrow" }, table("Steps", heads, rows));
 }
 
 /** Each row's bar begins where the one before it on the same level ends. */

@@ -2,9 +2,10 @@
 
 import type { Dataset } from "./dataset";
 import type { Document, Facts } from "./document";
-import type { Drawing, Places, Strip } from "./engine";
-import { countText, sizeText, ticks, timeText } from "./format";
+import type { Drawing, Strip } from "./engine";
+import { countText, sizeText, ticks, tickText } from "./format";
 import { label, Pane } from "./pane";
+import type { Places } from "./places";
 import type { State } from "./state";
 
 type Bounds = ReturnType<Dataset["bounds"]>;
@@ -85,7 +86,14 @@ export class Charts {
     const span = (i: number, begin: number, end: number, exact: [number, number][]) =>
       byTime ? [begin, end] : exact[i];
     const filled = new Map<number, number>(); // per row, the last pixel with a narrow band
-    const band = (range: number[], top: number, high: number, color: string, text: string) => {
+    const band = (
+      range: number[],
+      top: number,
+      high: number,
+      color: string,
+      text: string,
+      keepsEnd = false,
+    ) => {
       const left = Math.max(pane.xOf(share(state, range[0])), pane.left);
       const right = Math.min(pane.xOf(share(state, range[1])), pane.width);
       if (right <= pane.left || left >= pane.width) return;
@@ -98,7 +106,7 @@ export class Charts {
       context.fillStyle = color;
       context.fillRect(left, top, Math.max(right - left - 0.5, 0.5), high - 1);
       context.fillStyle = "#fff";
-      label(context, text, left + 3, top + high / 2, right - left - 6);
+      label(context, text, left + 3, top + high / 2, right - left - 6, keepsEnd);
     };
     facts.steps.forEach((row, i) => {
       const range = span(i, row.start_ns, row.end_ns, places.steps);
@@ -112,7 +120,7 @@ export class Charts {
     facts.modules.forEach(([name, depth, begin, end], i) => {
       const range = span(i, begin, end, places.modules);
       const color = MODULE_COLORS[name % MODULE_COLORS.length];
-      band(range, 28 + depth * 12, 12, color, view.document.strings[name]);
+      band(range, 28 + depth * 12, 12, color, view.document.strings[name], true);
     });
     context.fillStyle = ink;
     context.textAlign = "right";
@@ -242,7 +250,8 @@ export class Charts {
         line(context, pane.left, at, pane.width, at);
         const room = y(offset) - y(offset + length);
         context.globalAlpha = 0.8;
-        if (room > 26) context.fillText(sizeText(length), 4, at - 8);
+        if (room > 26)
+          halo(context, `a segment of ${sizeText(length)}`, pane.left + 4, at - 9, pane);
         context.globalAlpha = 0.35;
       }
       context.globalAlpha = 1;
@@ -254,7 +263,8 @@ export class Charts {
         line(context, 0, at, pane.width, at);
         context.globalAlpha = 1;
         const room = y(lane.bottom) - y(lane.bottom + lane.height);
-        if (room > 11) label(context, lane.name, 2, at - Math.min(room / 2, 8), pane.left - 4);
+        if (room > 11)
+          label(context, lane.name, 2, at - Math.min(room / 2, 8), pane.left - 4, true);
       }
     }
     if (view.bar) this.outline(context, view, y, ink);
@@ -400,8 +410,11 @@ function timeAxis(context: CanvasRenderingContext2D, pane: Pane, view: View, ink
   const { state } = view;
   context.fillStyle = ink;
   context.textAlign = "center";
-  const text = (at: number) => (state.axis === "time" ? timeText(at) : countText(Math.round(at)));
-  for (const at of ticks(state.from, state.to, Math.max(pane.width / 140, 2))) {
+  const places = ticks(state.from, state.to, Math.max(pane.width / 140, 2));
+  const step = places.length > 1 ? places[1] - places[0] : 0;
+  const text = (at: number) =>
+    state.axis === "time" ? tickText(at, step) : countText(Math.round(at));
+  for (const at of places) {
     const x = pane.xOf(share(state, at));
     if (x < pane.left + 20 || x > pane.width - 24) continue;
     halo(context, text(at), x, pane.height - 7, pane);

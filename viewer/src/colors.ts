@@ -1,6 +1,8 @@
 // Which colour a kind has. Colours are those that people who see fewer of them can tell apart.
 
 import { type Dataset, uint32 } from "./dataset";
+import { exactly, wordOf } from "./folded";
+import { groups, type Modules } from "./lanes";
 
 export type ColorBy = "category" | "phase" | "module" | "op" | "line" | "size";
 export const COLOR_BY: ColorBy[] = ["category", "phase", "module", "op", "line", "size"];
@@ -24,6 +26,7 @@ const PHASES = ["#8899aa", "#999933", "#4477aa", "#44aaaa", "#aa4499", "#ddaa33"
 export interface LegendEntry {
   name: string;
   color: string;
+  word: string; // of a search for it; "": there is none
 }
 
 export interface Coloring {
@@ -46,12 +49,11 @@ export function faded(color: number, dark: boolean): number {
   return mixed >>> 0;
 }
 
-export function coloring(data: Dataset, by: ColorBy): Coloring {
+export function coloring(data: Dataset, by: ColorBy, modules: Modules): Coloring {
   if (by === "category") return byCategory(data);
   if (by === "size") return bySize(data);
-  if (by === "phase")
-    return byText(data, "phase", (name) => PHASES[data.words.phases.indexOf(name)]);
-  return byText(data, by, undefined);
+  const fixed = (name: string) => PHASES[data.words.phases.indexOf(name)];
+  return byText(data, by, modules, by === "phase" ? fixed : undefined);
 }
 
 function byCategory(data: Dataset): Coloring {
@@ -62,7 +64,7 @@ function byCategory(data: Dataset): Coloring {
     ofKind: uint32(data.category.length, (kind) => palette[data.category[kind]]),
     legend: categories
       .filter((_, i) => present.has(i))
-      .map((name) => ({ name, color: colors[name] })),
+      .map((name) => ({ name, color: colors[name], word: "" })),
   };
 }
 
@@ -76,6 +78,7 @@ function bySize(data: Dataset): Coloring {
     legend: SIZES.map((color, i) => ({
       name: i < names.length ? `below ${names[i]}` : "4 GiB and more",
       color,
+      word: "",
     })),
   };
 }
@@ -84,29 +87,47 @@ function bySize(data: Dataset): Coloring {
 function byText(
   data: Dataset,
   key: string,
+  modules: Modules,
   fixed: ((name: string) => string | undefined) | undefined,
 ): Coloring {
-  const texts = data.text(key);
-  const held = new Map<number, number>();
+  const [of, names] = groups(data, key, modules);
+  const held = new Float64Array(names.length);
   for (let i = 0; i < data.count; i++) {
     const kind = data.kind[i];
-    const weight = data.alive(i, data.facts.peak_change) ? data.size[kind] : data.size[kind] * 1e-6;
-    held.set(texts[kind], (held.get(texts[kind]) ?? 0) + weight);
+    held[of[kind]] += data.size[kind] * (data.alive(i, data.facts.peak_change) ? 1 : 1e-6);
   }
-  const order = [...held].sort((a, b) => b[1] - a[1]).map(([text]) => text);
+  const order = names.map((_, group) => group).sort((a, b) => held[b] - held[a]);
   const color = new Map<number, string>();
-  for (const text of order) {
-    const name = data.words.strings[text];
-    const own = fixed ? fixed(name) : PALETTE[color.size];
-    if (own && name) color.set(text, own);
+  for (const group of order) {
+    const own = fixed ? fixed(names[group]) : PALETTE[color.size];
+    if (own && names[group]) color.set(group, own);
     if (!fixed && color.size >= PALETTE.length) break;
   }
-  const colors = new Map([...color].map(([text, c]) => [text, abgr(c)]));
   const others = abgr(OTHERS);
-  const legend = [...color].map(([text, c]) => ({ name: data.words.strings[text], color: c }));
-  if (order.length > color.size) legend.push({ name: "others", color: OTHERS });
-  return {
-    ofKind: uint32(texts.length, (kind) => colors.get(texts[kind]) ?? others),
-    legend,
-  };
+  const colors = names.map((_, group) => abgr(color.get(group) ?? OTHERS));
+  const words = wordsOfGroups(data, key, modules, of);
+  const legend = [...color].map(([group, c]) => ({
+    name: names[group],
+    color: c,
+    word: words.get(group) ?? "",
+  }));
+  if (order.length > color.size) legend.push({ name: "others", color: OTHERS, word: "" });
+  return { ofKind: uint32(of.length, (kind) => colors[of[kind]] ?? others), legend };
+}
+
+/** Of each group the search for exactly it. */
+function wordsOfGroups(
+  data: Dataset,
+  key: string,
+  modules: Modules,
+  of: Uint32Array,
+): Map<number, string> {
+  const found = new Map<number, string>();
+  const texts = data.text(key);
+  of.forEach((group, kind) => {
+    if (found.has(group)) return;
+    const said = data.words.strings[texts[kind]];
+    found.set(group, key === "module" && said ? wordOf(modules(said)) : exactly(key, said));
+  });
+  return found;
 }

@@ -60,11 +60,11 @@ export function details(bar: Bar, source: Source, alike: (query: Bar) => void): 
   ];
   const list = h("dl", { class: "details" });
   for (const [name, text] of rows) if (text) list.append(h("dt", {}, name), h("dd", {}, text));
-  const others = h(
-    "button",
-    { click: () => alike(bar) },
-    `show the ${countText(bar.alike)} that are like it`,
-  );
+  const text = `show all ${countText(bar.alike)} that are like it`;
+  const others =
+    bar.alike > 1
+      ? h("button", { click: () => alike(bar) }, text)
+      : h("p", {}, "No other is like it.");
   return h("div", {}, list, snippet(source[t.line] ?? source[t.made_line]), others);
 }
 

@@ -125,6 +125,7 @@ export interface Facts {
   regions: [number, number, number][];
   first_row: number;
   peak_change: number;
+  capacity: number | null; // of the card; null where it is not known, or there is none
   peak: { bytes: number; time_ns: number; step: number | null; phase: string | null };
   categories: CategoryRow[];
   steps: Step[];
@@ -148,6 +149,38 @@ export interface Facts {
   rest: Rest | null;
 }
 
+/** A rank of a job. */
+export interface Rank {
+  rank: number;
+  host: string;
+  device: string;
+  status: string;
+  peak: number;
+  step: number | null; // of the peak
+  by_category: Record<string, number>; // at the peak
+  differs: boolean;
+  set: number | null; // its place on the page; null: it is not on it
+  file: string;
+}
+
+export interface Spread {
+  name: string;
+  lowest: number;
+  median: number;
+  highest: number;
+  ranks: string; // that have the highest
+  is_time: boolean;
+}
+
+/** What all ranks say together, in the words of the terminal. */
+export interface Job {
+  head: string;
+  world_size: number;
+  ranks: Rank[];
+  spreads: Spread[];
+  said: [title: string, text: string][]; // who differs, who is missing, findings of all
+}
+
 export interface Words {
   strings: string[];
   categories: string[];
@@ -159,6 +192,8 @@ export interface Words {
 export interface Document extends Words {
   format: number;
   version: string;
+  meanings: Record<string, string>; // of the words on the page
+  job: Job | null; // of which the sets are ranks
   sets: Facts[];
   source: Record<string, [number, string[]]>;
 }

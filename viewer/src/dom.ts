@@ -1,8 +1,9 @@
 // Elements, made in one expression. Texts are always text: names in a trace may hold any markup.
 
+import type { Document } from "./document";
 import { codeParts } from "./format";
 
-type Child = Node | string | null | undefined | false;
+export type Child = Node | string | null | undefined | false;
 type Handler = (event: never) => void;
 export type Attributes = Record<string, string | number | boolean | null | undefined | Handler>;
 
@@ -31,6 +32,17 @@ export function fill(parent: Element, ...children: Child[]): void {
 export function prose(text: string): HTMLElement {
   const parts = codeParts(text).map(([part, isCode]) => (isCode ? h("code", {}, part) : part));
   return h("span", {}, ...parts);
+}
+
+/** Attributes of a word that says what it means, under the mouse and when it is touched. */
+export function explained(doc: Document, word: string): Attributes {
+  return { "data-meaning": doc.meanings[word] };
+}
+
+/** A word that says what it means. */
+export function term(doc: Document, word: string, text = word): HTMLElement {
+  if (!doc.meanings[word]) return h("span", {}, text);
+  return h("button", { class: "term", ...explained(doc, word) }, text);
 }
 
 /** A list to choose from. */

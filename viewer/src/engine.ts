@@ -5,7 +5,9 @@ import { abgr, type ColorBy, type Coloring, coloring, faded, type LegendEntry } 
 import { type Axis, COLUMNS, type Columns, Dataset, sum } from "./dataset";
 import { type Bytes, inflate } from "./decode";
 import type { Document, Facts } from "./document";
+import { hierarchy, type Level } from "./folded";
 import { type Lanes, lanes } from "./lanes";
+import { type Places, placesOf } from "./places";
 import {
   type Bars,
   barAt,
@@ -19,7 +21,7 @@ import {
   paintNumbers,
   type Window,
 } from "./raster";
-import { search } from "./search";
+import { type Found, type Matched, search } from "./search";
 import {
   type Largest,
   largest,
@@ -33,17 +35,6 @@ import {
 } from "./tree";
 
 export type Layout = "address" | "category" | "module";
-
-/** What the page's own lines and bands need to be drawn on the axis of changes. */
-export interface Places {
-  steps: [number, number][];
-  phases: [number, number][];
-  modules: [number, number][];
-  reserved: number[];
-  use: number[];
-  failures: number[];
-  leaks: { change: number; time_ns: number }[]; // where something began that a step left behind
-}
 
 export interface Look {
   set: number;
@@ -147,6 +138,7 @@ export interface Questions {
   ];
   peak: [{ set: number; axis: Axis; from: number; to: number }, MomentFacts];
   who: [Look & { keys: string[] }, Who];
+  matched: [Look, Matched[]];
   hit: [HitRequest, Bar | null];
   bar: [{ set: number; allocation: number }, Bar];
   compare: [{ keys: string[]; before: Side; after: Side }, Comparison];
@@ -327,11 +319,11 @@ export class Engine {
     const wanted = this.search(about);
     const found = { bytes: all.bytes.slice(), counts: all.counts.slice() };
     if (wanted) {
-      for (let kind = 0; kind < wanted.length; kind++) {
-        if (!wanted[kind]) found.bytes[kind] = found.counts[kind] = 0;
+      for (let kind = 0; kind < wanted.kinds.length; kind++) {
+        if (!wanted.kinds[kind]) found.bytes[kind] = found.counts[kind] = 0;
       }
     }
-    const tree = new Tree(about.keys);
+    const tree = new Tree(about.keys, false, this.modules(about.set));
     tree.add(data, found);
     const shown = tree.finished();
     let rest = 0;
@@ -347,6 +339,11 @@ export class Engine {
       rest,
       largest: largest([{ data, found, sign: 1 }], LARGEST_OF),
     };
+  }
+
+  /** What each word of the search finds. */
+  protected matched(about: Look): Matched[] {
+    return this.search(about)?.matched ?? [];
   }
 
   protected hit(about: HitRequest): Bar | null {
@@ -383,7 +380,6 @@ export class Engine {
   }
 
   protected compare(about: { keys: string[]; before: Side; after: Side }): Comparison {
-    const tree = new Tree(about.keys, true);
     const [old, now] = [about.before, about.after].map((side) => {
       const data = this.sets[side.set];
       const moment: Moment = { measure: "held", at: side.change, from: -1 };
@@ -393,6 +389,10 @@ export class Engine {
       { ...old, sign: -1, names: namesBeside(old.data, now.data) },
       { ...now, sign: 1, names: namesBeside(now.data, old.data) },
     ];
+    const paths = parts.flatMap(({ data, names }) =>
+      pathsOf(data).map((path) => names("module", path)),
+    );
+    const tree = new Tree(about.keys, true, hierarchy(paths));
     for (const { data, found, sign, names } of parts) tree.add(data, found, sign, names);
     const inputs = old.data.words.categories.indexOf("inputs");
     return {
@@ -410,7 +410,7 @@ export class Engine {
     const wanted = this.search(about);
     const found: number[] = [];
     data.overlapping(about.moment.at, about.moment.at, (i) => {
-      if (pass(i) && (!wanted || wanted[data.kind[i]])) found.push(i);
+      if (pass(i) && (!wanted || wanted.kinds[data.kind[i]])) found.push(i);
     });
     found.sort((a, b) => data.sizeOf(b) - data.sizeOf(a));
     return found.slice(0, about.most).map((allocation) => this.bar({ set: about.set, allocation }));
@@ -436,13 +436,18 @@ export class Engine {
     });
   }
 
+  /** The rows of the model's tree for each path. */
+  private modules(set: number): (path: string) => Level[] {
+    return this.once(`modules ${set}`, () => hierarchy(pathsOf(this.sets[set])));
+  }
+
   private coloring(look: Look): Coloring {
     return this.once(`color ${look.set} ${look.color}`, () =>
-      coloring(this.sets[look.set], look.color),
+      coloring(this.sets[look.set], look.color, this.modules(look.set)),
     );
   }
 
-  private search(look: Look): Uint8Array | null {
+  private search(look: Look): Found | null {
     return this.once(`search ${look.set} ${look.search}`, () =>
       search(this.sets[look.set], look.search),
     );
@@ -451,7 +456,9 @@ export class Engine {
   private lanes(look: Look): Lanes | null {
     const { layout, set } = look;
     if (layout === "address") return null;
-    return this.once(`lanes ${set} ${layout}`, () => lanes(this.sets[set], layout));
+    return this.once(`lanes ${set} ${layout}`, () =>
+      lanes(this.sets[set], layout, this.modules(set)),
+    );
   }
 
   private bottoms(set: number, allocation: number): Partial<Record<Layout, number>> {
@@ -499,7 +506,7 @@ export class Engine {
       const fadedOf = plain.map((color) => known.get(color) ?? color);
       const ofKind = plain.map((color, kind) => {
         if (hidden[data.category[kind]]) return 0;
-        return wanted && !wanted[kind] ? fadedOf[kind] : color;
+        return wanted && !wanted.kinds[kind] ? fadedOf[kind] : color;
       });
       return { ofKind, fadedOf };
     });
@@ -535,6 +542,11 @@ function pause(): Promise<void> {
   });
 }
 
+/** The paths of the modules that hold something at any time. */
+function pathsOf(data: Dataset): string[] {
+  return [...new Set(data.textOfGroups("module"))].map((text) => data.words.strings[text]);
+}
+
 const kindsKey = ({ set, color, dark, hidden, search }: Look) =>
   `kinds ${set} ${color} ${dark} ${hidden} ${search}`;
 const paintedKey = (look: DrawRequest) => {
@@ -552,37 +564,6 @@ function momentOf(data: Dataset, axis: Axis, change: number): MomentFacts {
     levels,
     bytes: sum(levels),
   };
-}
-
-function placesOf(data: Dataset): Places {
-  const { facts } = data;
-  const at = (time: number) => data.changeAt("time", time);
-  const ends = facts.steps.map((step) => step.last_change);
-  return {
-    steps: ends.map((end, i) => [i === 0 ? -1 : ends[i - 1], end]),
-    phases: facts.phases.map(([, begin, end]) => [at(begin), at(end)]),
-    modules: facts.modules.map(([, , begin, end]) => [at(begin), at(end)]),
-    reserved: facts.reserved.times_ns.map(at),
-    use: facts.device_use.map((use) => at(use.time_ns)),
-    failures: facts.failures.map((failure) => at(failure.time_ns)),
-    leaks: leaksOf(data),
-  };
-}
-
-const MOST_LEAKS = 2000;
-
-function leaksOf(data: Dataset): Places["leaks"] {
-  let growth = 0;
-  data.facts.findings?.forEach((row, i) => {
-    if (row.kind === "growth" && row.at !== null) growth |= 1 << i;
-  });
-  const found: Places["leaks"] = [];
-  if (growth === 0) return found;
-  for (let i = 0; i < data.count && found.length < MOST_LEAKS; i++) {
-    const change = data.start[i];
-    if (data.finding[i] & growth && change >= 0) found.push({ change, time_ns: data.time[change] });
-  }
-  return found;
 }
 
 function addressOf(facts: Facts, place: number): string {

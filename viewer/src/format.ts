@@ -23,6 +23,15 @@ export function timeText(ns: number): string {
   return unit ? `${threeDigits(ns / unit[1])} ${unit[0]}` : `${Math.round(ns)} ns`;
 }
 
+/** A time beside others that are a step apart: with as many digits as tell it from them. */
+export function tickText(ns: number, step: number): string {
+  const [name, size] = UNITS.find(([, unit]) => Math.abs(ns) / unit >= 0.9995) ?? ["ns", 1];
+  const digits = Math.ceil(-Math.log10(Math.max(step, 1) / size) - 1e-9);
+  const usual = timeText(ns);
+  const decimals = usual.split(" ")[0].split(".")[1]?.length ?? 0;
+  return digits > decimals ? `${(ns / size).toFixed(Math.min(digits, 9))} ${name}` : usual;
+}
+
 /** Some times in the unit of the longest. */
 export function timesText(times: number[]): string {
   const [name, size] = UNITS.find(([, ns]) => Math.max(...times) / ns >= 0.9995) ?? ["ns", 1];

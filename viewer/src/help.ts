@@ -3,7 +3,7 @@
 import { h } from "./dom";
 
 const KEYS: [string, string][] = [
-  ["W S", "zoom in and out at the cursor; so does the wheel at the mouse"],
+  ["W S", "zoom in and out at the cursor; so do Ctrl and the wheel, and two fingers"],
   ["A D", "move left and right; so does dragging"],
   ["\u2190 \u2192", "the cursor to the event before and after"],
   ["P", "to the peak"],
@@ -30,10 +30,13 @@ export function HELP(close: () => void): HTMLElement {
     h(
       "p",
       {},
-      "A search has words and regular expressions; a bar has to pass each. ",
-      "Examples: op:mm, line:train.py:12, ^module:h.0$. ",
-      "The address of this page holds what is shown: a copy of it shows the same.",
+      "A search has words, and a bar has to pass each: op:mm finds aten::mm, module:h.0 finds ",
+      "transformer.h.0 and all within it, line:train.py:12 finds that line. Words are whole; ",
+      "op:*mm* looks inside of them. op=aten::mm is the whole text, and ^op:aten::a. a regular ",
+      "expression.",
     ),
+    h("p", {}, "The address of this page holds what is shown: a copy of it shows the same."),
+    h("p", {}, "Words with dots below them say what they mean when you point at them."),
     h("button", { click: close }, "close"),
   );
 }

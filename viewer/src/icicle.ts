@@ -2,22 +2,23 @@
 
 import { signed, sizeText } from "./format";
 import { label, Pane } from "./pane";
-import { type Node, nameless } from "./tree";
+import { type Node, nameless, searchOf } from "./tree";
 
-const ROW = 20;
+const ROW = 24;
+const MOST_ROWS = 7;
 const COLORS = [
   "#4477aa",
-  "#5a9e4b",
+  "#43803a",
   "#aa4499",
-  "#997700",
-  "#44aaaa",
-  "#cc6677",
-  "#999933",
+  "#876900",
+  "#2b7f7f",
+  "#b04d5f",
+  "#77772a",
   "#882255",
 ];
 
 interface Cell {
-  path: string[];
+  path: Node[];
   node: Node;
   left: number;
   right: number;
@@ -28,20 +29,19 @@ export class Icicle {
   readonly pane: Pane;
   private cells: Cell[] = [];
   private tree: Node | null = null;
-  private keys: string[] = [];
   private compares = false;
 
   constructor(
     name: string,
     label: string,
-    choose: (path: string[]) => void,
+    choose: (search: string) => void,
     tell: (text: string, event: MouseEvent | null) => void,
   ) {
     this.pane = new Pane(name, label, 0);
     const { canvas } = this.pane;
     canvas.addEventListener("click", (event) => {
       const cell = this.at(event);
-      if (cell) choose(cell.path);
+      if (cell) choose(searchOf(cell.path));
     });
     canvas.addEventListener("mousemove", (event) => {
       const cell = this.at(event);
@@ -50,11 +50,10 @@ export class Icicle {
     canvas.addEventListener("mouseleave", () => tell("", null));
   }
 
-  show(tree: Node, keys: string[], compares = false): void {
+  show(tree: Node, compares = false): void {
     this.tree = tree;
-    this.keys = keys;
     this.compares = compares;
-    this.pane.canvas.style.height = `${keys.length * ROW}px`;
+    this.pane.canvas.style.height = `${Math.min(depthOf(tree), MOST_ROWS) * ROW}px`;
     this.draw();
   }
 
@@ -73,7 +72,8 @@ export class Icicle {
     return node.children.reduce((total, child) => total + this.weight(child), 0);
   }
 
-  private divide(node: Node, path: string[], left: number, right: number, depth: number): void {
+  private divide(node: Node, path: Node[], left: number, right: number, depth: number): void {
+    if (depth >= MOST_ROWS) return;
     const whole = node.children.reduce((total, child) => total + this.weight(child), 0);
     if (whole <= 0) return;
     // What is not listed has its share, too: the rest of the row stays empty.
@@ -81,7 +81,7 @@ export class Icicle {
     let at = left;
     node.children.forEach((child) => {
       const width = this.weight(child) * scale;
-      const own = [...path, child.name];
+      const own = [...path, child];
       if (width >= 0.7) {
         this.cells.push({ path: own, node: child, left: at, right: at + width, depth });
         this.divide(child, own, at, at + width, depth + 1);
@@ -96,13 +96,18 @@ export class Icicle {
       ? node.bytes > 0
         ? "#b0413e"
         : "#2f6fa5"
-      : COLORS[hash(cell.path[0]) % COLORS.length];
-    context.globalAlpha = 1 - 0.16 * depth;
-    context.fillRect(left, depth * ROW, Math.max(right - left - 0.6, 0.5), ROW - 1);
-    context.globalAlpha = 1;
+      : COLORS[hash(cell.path[0].name) % COLORS.length];
+    context.fillRect(left, depth * ROW, Math.max(right - left - 1, 0.5), ROW - 1);
+    // Inner rows are darker, so that white words on them can be read.
+    context.fillStyle = `rgb(0 0 0 / ${Math.min(0.12 * depth, 0.5)})`;
+    context.fillRect(left, depth * ROW, Math.max(right - left - 1, 0.5), ROW - 1);
     context.fillStyle = "#fff";
-    const text = `${node.name || nameless(this.keys[depth])} ${this.compares ? signed(node.bytes) : sizeText(node.bytes)}`;
-    label(context, text, left + 4, depth * ROW + ROW / 2, right - left - 8);
+    const amount = this.compares ? signed(node.bytes) : sizeText(node.bytes);
+    const name = node.name || nameless(node.key);
+    const text = `${name}  ${amount}`;
+    const room = right - left - 8;
+    const shown = context.measureText(text).width <= room ? text : name;
+    label(context, shown, left + 4, depth * ROW + ROW / 2, room, true);
   }
 
   private at(event: MouseEvent): Cell | undefined {
@@ -113,11 +118,14 @@ export class Icicle {
   }
 
   private text({ path, node }: Cell): string {
-    const names = path.map((name, i) => name || nameless(this.keys[i])).join(" \u203a ");
+    const names = path.map((each) => each.name || nameless(each.key)).join(" \u203a ");
     const change = `${sizeText(node.before)} before, ${signed(node.bytes)}`;
     return `${names}: ${this.compares ? change : sizeText(node.bytes)}`;
   }
 }
+
+const depthOf = (node: Node): number =>
+  node.children.reduce((most, child) => Math.max(most, 1 + depthOf(child)), 0);
 
 function hash(text: string): number {
   let found = 7;

@@ -1,7 +1,8 @@
 // Another way to lay allocations out than by address: each group (a category, a module) has a room
 // of its own, as high as the group ever needs, and in it blocks take the first gap that fits.
 
-import type { Dataset } from "./dataset";
+import { type Dataset, uint32 } from "./dataset";
+import { joined, type Level } from "./folded";
 import { nameless } from "./tree";
 
 export interface Lane {
@@ -75,9 +76,29 @@ class Room {
   }
 }
 
-/** The groups that need most are the lowest. */
-export function lanes(data: Dataset, key: "category" | "module"): Lanes {
+export type Modules = (path: string) => Level[];
+
+/** Each kind's group: its text, or the row of its module in the model's tree. */
+export function groups(data: Dataset, key: string, modules?: Modules): [Uint32Array, string[]] {
+  const names: string[] = [];
+  const numbers = new Map<string, number>();
+  const known = new Map<number, number>();
+  const numberOf = (text: number) => {
+    const said = data.words.strings[text];
+    const name = key === "module" && modules && said ? joined(modules(said)) : said;
+    const number = numbers.get(name) ?? names.push(name) - 1;
+    numbers.set(name, number);
+    known.set(text, number);
+    return number;
+  };
   const texts = data.text(key);
+  const of = uint32(texts.length, (kind) => known.get(texts[kind]) ?? numberOf(texts[kind]));
+  return [of, names];
+}
+
+/** The groups that need most are the lowest. */
+export function lanes(data: Dataset, key: "category" | "module", modules?: Modules): Lanes {
+  const [texts, names] = groups(data, key, modules);
   const rooms = new Map<number, Room>();
   const bottoms = new Float64Array(data.count);
   const take = (i: number) => {
@@ -101,7 +122,7 @@ export function lanes(data: Dataset, key: "category" | "module"): Lanes {
   let height = 0;
   for (const [text, room] of order) {
     starts.set(text, height);
-    const name = data.words.strings[text] || nameless(key);
+    const name = names[text] || nameless(key);
     found.push({ name, bottom: height, height: room.height });
     height += room.height;
   }

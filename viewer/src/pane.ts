@@ -98,20 +98,25 @@ export class Pane {
   }
 }
 
-/** A text, cut to the room there is; nothing where there is none. */
+/** A text, cut to the room there is; nothing where there is none. A path keeps its end. */
 export function label(
   context: CanvasRenderingContext2D,
   text: string,
   x: number,
   y: number,
   room: number,
+  keepsEnd = false,
 ): void {
   if (room < 14) return;
-  let shown = text;
-  if (context.measureText(shown).width > room) {
-    const letters = Math.floor((room / context.measureText(shown).width) * shown.length) - 1;
+  let letters = text.length;
+  const cut = () => {
+    if (letters === text.length) return text;
+    return keepsEnd ? `\u2026${text.slice(-letters)}` : `${text.slice(0, letters)}\u2026`;
+  };
+  for (let wide = context.measureText(text).width; wide > room; ) {
+    letters = Math.min(letters - 1, Math.floor((room / wide) * letters));
     if (letters < 2) return;
-    shown = `${shown.slice(0, letters)}\u2026`;
+    wide = context.measureText(cut()).width;
   }
-  context.fillText(shown, x, y);
+  context.fillText(cut(), x, y);
 }

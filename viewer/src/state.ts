@@ -6,11 +6,40 @@ import type { Layout } from "./engine";
 import { isOnly, type Measure, type Only } from "./tree";
 import type { Sort } from "./treetable";
 
-export type Tab = "who" | "bar" | "steps" | "books" | "compare";
-export const TABS: Tab[] = ["books", "who", "bar", "steps", "compare"];
+export const VIEWS = [
+  ...(["ranks", "books", "timeline", "map"] as const),
+  ...(["modules", "lines", "steps", "compare"] as const),
+];
+export type Tab = (typeof VIEWS)[number];
+
+/** Names in addresses that somebody may have kept. */
+const OLD_TABS: Record<string, Tab | undefined> = { who: "modules", bar: "map" };
+
+export const GROUPS = [
+  "model,op,line",
+  "module,op,line",
+  "category,model,op",
+  "op,line,module",
+  "line,op",
+  "category,role,name",
+  "phase,model,op",
+  "name,shape,dtype",
+];
+export const LINES = ["line", "op", "module"];
 export const LAYOUTS: Layout[] = ["address", "category", "module"];
 export const MEASURES: Measure[] = ["held", "grew", "made", "freed", "bytetime"];
-export const KEYS = ["module", "op", "line", "category", "phase", "role", "name", "shape", "dtype"];
+export const KEYS = [
+  "model",
+  "module",
+  "op",
+  "line",
+  "category",
+  "phase",
+  "role",
+  "name",
+  "shape",
+  "dtype",
+];
 
 export interface State {
   set: number;
@@ -98,7 +127,7 @@ export function fromHash(hash: string, usual: State): State {
     hidden: list("hidden", usual.hidden),
     search: words.get("search") ?? usual.search,
     pinned: maybe("pinned", usual.pinned),
-    tab: one("tab", TABS, usual.tab),
+    tab: OLD_TABS[words.get("tab") ?? ""] ?? one("tab", VIEWS, usual.tab),
     before: side("before", usual.before),
     after: side("after", usual.after),
     sort: one("sort", ["bytes", "count", "name"], usual.sort),

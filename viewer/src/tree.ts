@@ -1,6 +1,7 @@
 // Who holds how much: kinds' bytes added up along module -> op -> line, or any other keys.
 
 import type { Dataset } from "./dataset";
+import { exactly, hierarchy, type Level } from "./folded";
 
 export type Measure = "held" | "grew" | "made" | "freed" | "bytetime";
 export type Only = "all" | "peak" | "saved" | "end" | "grew" | `finding ${number}`;
@@ -14,6 +15,8 @@ export const findingOf = (only: Only) =>
 
 export interface Node {
   name: string;
+  key: string; // what kind of name it is: "module", "op", ...
+  word: string; // of a search for exactly this
   bytes: number; // of a comparison: after less before
   count: number;
   before: number; // of a comparison
@@ -35,6 +38,15 @@ export interface Moment {
 
 /** What a row without a name is called. */
 export const nameless = (key: string) => (key === "module" ? "no module" : "not known");
+
+/** The key whose names are the rows of the model's tree. */
+export const MODEL = "model";
+
+/** The search for what is in the last of these nodes, each of which is within the one before. */
+export function searchOf(path: Node[]): string {
+  const words = new Map(path.map((node) => [node.key, node.word]));
+  return [...words.values()].filter(Boolean).join(" ");
+}
 
 export type Names = (key: string, name: string) => string;
 
@@ -149,50 +161,75 @@ interface Growing {
   children: Map<string, Growing>;
 }
 
-function growing(name: string): Growing {
-  const node = { name, bytes: 0, count: 0, before: 0, children: [], others: 0, same: 0 };
-  return { node, children: new Map() };
+function growing(name: string, key: string, word: string): Growing {
+  const sums = { bytes: 0, count: 0, before: 0 };
+  return {
+    node: { name, key, word, ...sums, children: [], others: 0, same: 0 },
+    children: new Map(),
+  };
 }
 
+/** A line that moved has its old number beside its name. */
+const asWritten = (name: string) => name.replace(/ \(was \d+\)$/, "");
+
 export class Tree {
-  private readonly root = growing("");
+  private readonly root = growing("", "", "");
 
   constructor(
     private readonly keys: string[],
     private readonly compares = false,
+    private readonly modules: (path: string) => Level[] = hierarchy([]),
   ) {}
 
   /** `sign` is -1 for the side of a comparison that was before. */
   add(data: Dataset, found: Totals, sign = 0, names: Names = asTheyAre): void {
-    const texts = this.keys.map((key) => data.text(key));
+    const texts = this.keys.map((key) => data.text(key === MODEL ? "module" : key));
     for (let kind = 0; kind < found.bytes.length; kind++) {
       if (found.counts[kind] === 0 && found.bytes[kind] === 0) continue;
-      const path = texts.map((column, i) => names(this.keys[i], data.words.strings[column[kind]]));
+      const path = texts.map((column, i) => {
+        const key = this.keys[i] === MODEL ? "module" : this.keys[i];
+        return names(key, data.words.strings[column[kind]]);
+      });
       this.addPath(path, found.bytes[kind], found.counts[kind], sign);
     }
   }
 
+  /** A name for each key; the model's key has several rows. */
   addPath(path: string[], bytes: number, count: number, sign = 0): void {
     let at = this.root;
-    const change = sign < 0 ? -1 : 1;
-    for (const name of [null, ...path]) {
-      if (name !== null) {
-        let child = at.children.get(name);
-        if (!child) {
-          child = growing(name);
-          at.children.set(name, child);
+    grow(at.node, bytes, count, sign);
+    this.keys.forEach((key, i) => {
+      if (key === MODEL) {
+        for (const { name, word } of this.modules(path[i])) {
+          at = child(at, name, "module", () => word);
+          grow(at.node, bytes, count, sign);
         }
-        at = child;
+      } else {
+        at = child(at, path[i], key, () => exactly(key, asWritten(path[i])));
+        grow(at.node, bytes, count, sign);
       }
-      at.node.bytes += change * bytes;
-      at.node.count += change * count;
-      if (sign < 0) at.node.before += bytes;
-    }
+    });
   }
 
   finished(): Node {
     return finish(this.root, this.compares);
   }
+}
+
+function child(at: Growing, name: string, key: string, word: () => string): Growing {
+  let found = at.children.get(name);
+  if (!found) {
+    found = growing(name, key, word());
+    at.children.set(name, found);
+  }
+  return found;
+}
+
+function grow(node: Node, bytes: number, count: number, sign: number): void {
+  const change = sign < 0 ? -1 : 1;
+  node.bytes += change * bytes;
+  node.count += change * count;
+  if (sign < 0) node.before += bytes;
 }
 
 function finish(grown: Growing, compares: boolean): Node {
@@ -202,7 +239,7 @@ function finish(grown: Growing, compares: boolean): Node {
   const kept = listed.slice(0, MOST_CHILDREN);
   return {
     ...grown.node,
-    children: kept.map((child) => finish(child, compares)),
+    children: kept.map((one) => finish(one, compares)),
     others: listed.length - kept.length,
     same: all.length - listed.length,
   };

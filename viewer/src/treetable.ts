@@ -10,11 +10,10 @@ const MOST = 60; // rows of a level before somebody asks for more
 
 export interface Options {
   caption: string;
-  keys: string[];
   whole: number; // what shares are of
   unit: (amount: number) => string;
   compares: boolean;
-  choose: (path: string[]) => void;
+  choose: (path: Node[]) => void;
   sort: Sort;
   open: string; // rows that are open, as `changed` has written them
   changed: (sort: Sort, open: string) => void;
@@ -22,6 +21,31 @@ export interface Options {
 
 const WITHIN = "\u001f"; // between the names of a row's path
 const BETWEEN = "\u001e"; // between rows
+
+const keyOf = (path: Node[]) => path.map((node) => node.name).join(WITHIN);
+
+const WORTH_OPENING = 0.2; // of the whole
+
+/** The rows of the model that hold much are open, until somebody opens or closes one. */
+function usuallyOpen(tree: Node): string[] {
+  const found: string[] = [];
+  const look = (node: Node, path: Node[]) => {
+    for (const child of node.children) {
+      const inner = child.children.filter((each) => each.key === "module");
+      const hasParts = inner.some((each) => !/^\[?\d+\]?$/.test(each.name));
+      if (
+        child.key !== "module" ||
+        !hasParts ||
+        Math.abs(child.bytes) < WORTH_OPENING * Math.abs(tree.bytes)
+      )
+        continue;
+      found.push(keyOf([...path, child]));
+      look(child, [...path, child]);
+    }
+  };
+  look(tree, []);
+  return found;
+}
 
 export class TreeTable {
   readonly element = h("div", { class: "scroll", tabindex: 0, role: "region" });
@@ -35,7 +59,7 @@ export class TreeTable {
     this.tree = tree;
     this.options = options;
     this.sort = options.sort;
-    this.open = new Set(options.open ? options.open.split(BETWEEN) : []);
+    this.open = new Set(options.open ? options.open.split(BETWEEN) : usuallyOpen(tree));
     this.draw();
   }
 
@@ -83,16 +107,17 @@ export class TreeTable {
   }
 
   private tell(): void {
-    this.options?.changed(this.sort, [...this.open].join(BETWEEN));
+    // Without a word of open rows the usual ones are open, so that none has a sign of its own.
+    this.options?.changed(this.sort, [...this.open].join(BETWEEN) || BETWEEN);
   }
 
-  private rows(body: HTMLElement, node: Node, path: string[], options: Options): void {
-    const key = path.join(WITHIN);
+  private rows(body: HTMLElement, node: Node, path: Node[], options: Options): void {
+    const key = keyOf(path);
     const children = [...node.children].sort((a, b) => this.order(a, b));
     const shown = this.whole.has(key) ? children : children.slice(0, MOST);
     for (const child of shown) {
-      const own = [...path, child.name];
-      const ownKey = own.join(WITHIN);
+      const own = [...path, child];
+      const ownKey = keyOf(own);
       const isOpen = this.open.has(ownKey);
       const toggle = () => {
         if (isOpen) this.open.delete(ownKey);
@@ -101,16 +126,14 @@ export class TreeTable {
         this.focus(ownKey);
         this.tell();
       };
-      body.append(
-        this.row(child.name || nameless(options.keys[path.length]), child, own, options, toggle),
-      );
+      body.append(this.row(child.name || nameless(child.key), child, own, options, toggle));
       if (isOpen) this.rows(body, child, own, options);
     }
     this.more(body, node, path, children.slice(shown.length), key);
     this.same(body, node, path);
   }
 
-  private more(body: HTMLElement, node: Node, path: string[], left: Node[], key: string): void {
+  private more(body: HTMLElement, node: Node, path: Node[], left: Node[], key: string): void {
     if (left.length === 0 && node.others === 0) return;
     const ask = () => {
       this.whole.add(key);
@@ -126,7 +149,7 @@ export class TreeTable {
     body.append(h("tr", {}, cell));
   }
 
-  private same(body: HTMLElement, node: Node, path: string[]): void {
+  private same(body: HTMLElement, node: Node, path: Node[]): void {
     if (node.same === 0) return;
     const [rows, are] = node.same === 1 ? ["row", "is"] : ["rows", "are"];
     const text = `${countText(node.same)} ${rows} did not change and ${are} left out`;
@@ -138,11 +161,11 @@ export class TreeTable {
   private row(
     name: string,
     node: Node,
-    path: string[],
+    path: Node[],
     options: Options,
     toggle: (() => void) | null,
   ): HTMLElement {
-    const key = path.join(WITHIN);
+    const key = keyOf(path);
     const isOpen = this.open.has(key);
     const mark = node.children.length > 0 && toggle;
     const opener = mark

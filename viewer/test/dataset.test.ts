@@ -136,13 +136,16 @@ test("of a comparison what did not change is counted, not listed", () => {
 
 test("a search finds what has every one of its words", () => {
   const { data, made } = random(2, 200);
-  const found = search(data, "^module:m1$ op:op[02]");
+  const found = search(data, "^module:m1$ ^op:op[02]");
   data.kind.forEach((kind, i) => {
     const expected = made[i].module === "m1" && /op[02]/.test(made[i].op);
-    assert.equal(Boolean(found?.[kind]), expected);
+    assert.equal(Boolean(found?.kinds[kind]), expected);
   });
   assert.equal(search(data, "  "), null);
-  assert.equal(sum(search(data, "(((") ?? []), 0);
+  assert.equal(sum(search(data, "(((")?.kinds ?? []), 0);
+  assert.deepEqual(search(data, "op:op1")?.matched, [
+    { word: "op:op1", texts: ["op op1"], count: 1 },
+  ]);
 });
 
 test("blocks that are alive together do not share a place in a lane", () => {

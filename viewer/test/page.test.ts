@@ -2,8 +2,18 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { deflateSync } from "node:zlib";
 import { asNumbers, asUint32, fromBase64, inflate, unfolded } from "../src/decode";
-import { codeParts, countText, signed, sizeText, ticks, timesText, timeText } from "../src/format";
-import { escaped, expression } from "../src/search";
+import { hierarchy } from "../src/folded";
+import {
+  codeParts,
+  countText,
+  signed,
+  sizeText,
+  ticks,
+  tickText,
+  timesText,
+  timeText,
+} from "../src/format";
+import { escaped, wanted, wordsOf } from "../src/search";
 import { fromHash, History, type State, toHash } from "../src/state";
 import { planes } from "./made";
 
@@ -20,11 +30,11 @@ const usual: State = {
   color: "category",
   only: "all",
   measure: "held",
-  keys: ["module", "op", "line"],
+  keys: ["model", "op", "line"],
   hidden: [],
   search: "",
   pinned: null,
-  tab: "who",
+  tab: "timeline",
   before: "",
   after: "",
   sort: "bytes",
@@ -94,7 +104,7 @@ test("what is shown survives the address of the page", () => {
     search: "^module:h\\.0$ op:a&b=c#d",
     keys: ["op"],
     pinned: 5,
-    tab: "bar",
+    tab: "map",
     axis: "events",
     only: "finding 3",
     before: "0:-1",
@@ -124,7 +134,73 @@ test("what is taken back is what was shown before", () => {
   assert.equal(past.back(), undefined);
 });
 
+const TEXTS = ["category", "module", "op", "line", "phase", "shape", "freed_op"];
+const finds = (word: string, text: string) => wanted(word, TEXTS)?.test(text);
+
+test("a word of a search is found whole, in paths as whole parts", () => {
+  const rows: [word: string, text: string, is: boolean][] = [
+    ["op:mm", "aten::mm", true],
+    ["op:mm", "aten::addmm", false],
+    ["op:mm", "aten::_log_softmax", false],
+    ["op:*softmax*", "aten::_log_softmax", true],
+    ["module:h.0", "transformer.h.0", true],
+    ["module:h.0", "transformer.h.0.mlp.up", true],
+    ["module:h.0", "transformer.h.01", false],
+    ["module:h.0", "depth.0", false],
+    ["line:train", "src/train.py:12", true],
+    ["line:train.py:1", "src/train.py:12", false],
+    ["op=aten::mm", "aten::mm", true],
+    ["op=aten::mm", "aten::mm_", false],
+    ["module=h.*.mlp", "h.11.mlp", true],
+    ["module=h.*.mlp", "h.11.mlp.up", false],
+    ["module=h.*.mlp.**", "h.11.mlp.up", true],
+    ["module=h.{1,3}.**", "h.3", true],
+    ["module=h.{1,3}.**", "h.2.mlp", false],
+    ['shape="[4, 8]"', "[4, 8]", true],
+    ["^op:aten::a", "aten::add", true],
+    ["^op:aten::a", "_aten::add", false],
+    ["mm$", "aten::addmm", true],
+    ["op:a[", "x a[ y", true],
+  ];
+  for (const [word, text, is] of rows) assert.equal(finds(word, text), is, `${word} in ${text}`);
+});
+
+test("a word looks only at the texts it names, and freed_op is not op", () => {
+  assert.deepEqual(wanted("op:mm", TEXTS)?.keys, ["op"]);
+  assert.deepEqual(wanted("freed_op:mm", TEXTS)?.keys, ["freed_op"]);
+  assert.ok(!wanted("mm", TEXTS)?.keys.includes("freed_op"));
+  assert.equal(wanted("op:", TEXTS), null);
+  assert.deepEqual(wordsOf('op:mm shape="[4, 8]"  h.0'), ["op:mm", 'shape="[4, 8]"', "h.0"]);
+});
+
 test("a search for what is no expression is for the text itself", () => {
-  assert.ok(expression("a[").test("xa[y"));
+  assert.equal(finds("^a[", "a[y"), false);
+  assert.equal(finds("a[$", "x a[$ y"), true);
+  assert.equal(finds("a[", "x a[y"), true);
   assert.ok(new RegExp(escaped("f(x) [0]")).test("f(x) [0]"));
+});
+
+test("ticks that are a step apart have texts that differ", () => {
+  const texts = [1.931e9, 1.932e9, 1.933e9].map((at) => tickText(at, 1e6));
+  assert.deepEqual(texts, ["1.931 s", "1.932 s", "1.933 s"]);
+  assert.equal(tickText(2e9, 1e9), "2.00 s");
+});
+
+const namesOf = (paths: string[], path: string) => hierarchy(paths)(path).map((row) => row.name);
+
+test("layers that are alike are one row of the model, and its search finds exactly them", () => {
+  const layers = [0, 1, 2].flatMap((i) => [`net.h.${i}.attn.q`, `net.h.${i}.mlp`, `net.h.${i}`]);
+  const paths = ["net.head", ...layers];
+  assert.deepEqual(namesOf(paths, "net.h.1.mlp"), ["net", "h.0-2", "mlp"]);
+  assert.deepEqual(namesOf(paths, "net.h.1.attn.q"), ["net", "h.0-2", "attn.q"]);
+  assert.deepEqual(namesOf(paths, "net.h.1"), ["net", "h.0-2", "itself"]);
+  for (const path of paths) {
+    for (const { word } of hierarchy(paths)(path)) assert.ok(finds(word, path), `${word} ${path}`);
+  }
+  const rows = hierarchy(paths)("net.h.0.mlp");
+  assert.equal(rows[1].word, "module=net.h.*.**");
+  const few = ["seq.0", "seq.2"];
+  assert.deepEqual(namesOf(few, "seq.2"), ["seq", "2"]);
+  const many = [0, 1, 2, 3, 5, 6].map((i) => `[${i}]`);
+  assert.deepEqual(namesOf(many, "[5]"), ["[0 ... 6]", "[5]"]);
 });

@@ -113,6 +113,11 @@ def device_use(trace: Trace, device: str) -> list[DeviceUse]:
     ]
 
 
+def capacity(trace: Trace, device: str) -> int | None:
+    """The bytes of the whole card, where NVML told them."""
+    return max((gpu.total or 0 for _, gpu in _of_device(trace, device)), default=0) or None
+
+
 def frame(ledger: Ledger) -> "pd.DataFrame":
     """One row per line; `attrs` also holds the residual, the limit and the notes."""
     table = frames.of_rows(ledger.rows, list(Row.__dataclass_fields__))

@@ -1,0 +1,110 @@
+// What is larger or smaller at one moment than at another, of any trace of the page.
+
+import * as actions from "../actions";
+import type { App } from "../app";
+import { changeText, sideOf, sideText } from "../comparison";
+import { choice, fill, h } from "../dom";
+import type { Side } from "../engine";
+import { countText, exactText, signed, sizeText } from "../format";
+import { Icicle } from "../icicle";
+import { searchOf } from "../tree";
+import { TreeTable } from "../treetable";
+import { largest } from "./largest";
+import { groupChoices, rowsOf } from "./who";
+
+const MOST_STEPS = 200; // of a trace, to choose from
+const OF_JOBS = ["category", "model", "op"]; // first what it is: ranks share their buckets
+
+export class CompareView {
+  private readonly table = new TreeTable();
+  private readonly icicle: Icicle;
+
+  constructor(private readonly app: App) {
+    const tell = (text: string, event: MouseEvent | null) => app.frame.showTip(text, event);
+    const choose = (search: string) => actions.searchFor(app, search);
+    this.icicle = new Icicle("icicle", "What changed, as a picture", choose, tell);
+  }
+
+  async show(asked: number): Promise<void> {
+    const { app } = this;
+    const sides = await this.sides();
+    const usual = this.usual(sides);
+    const before = sideOf(app.state.before, app.doc) ?? usual[0];
+    const after = sideOf(app.state.after, app.doc) ?? usual[1];
+    const { keys } = this;
+    const compared = await app.channel.ask("compare", { keys, before, after });
+    const { tree } = compared;
+    if (asked !== app.asked) return;
+    fill(
+      app.frame.panel,
+      this.controls(sides, before, after),
+      h("p", { "data-bytes": tree.bytes, title: exactText(tree.bytes) }, changeText(compared)),
+      largest(app, "Largest changes", compared.largest, signed),
+      this.icicle.pane.canvas,
+      this.table.element,
+    );
+    this.icicle.show(tree, true);
+    this.table.show(tree, {
+      caption: "What changed",
+      whole: 0,
+      unit: sizeText,
+      compares: true,
+      choose: (path) => actions.searchFor(app, searchOf(path)),
+      ...rowsOf(app),
+    });
+  }
+
+  private get keys(): string[] {
+    const { keys } = this.app.state;
+    return this.app.doc.job && String(keys) === String(this.app.usual.keys) ? OF_JOBS : keys;
+  }
+
+  private controls(sides: [string, Side][], before: Side, after: Side): HTMLElement {
+    const { app } = this;
+    for (const side of [before, after]) {
+      if (sides.some(([, each]) => sideText(each) === sideText(side))) continue;
+      sides.push([`event ${countText(side.change)}`, side]);
+    }
+    const options = sides.map(([text, side]): [string, string] => [sideText(side), text]);
+    const keys = this.keys.join(",");
+    return h(
+      "div",
+      { class: "controls" },
+      choice("before", options, sideText(before), (side) => app.change({ before: side })),
+      choice("after", options, sideText(after), (side) => app.change({ after: side })),
+      choice("group by", groupChoices(), keys, (k) => app.change({ keys: k.split(",") })),
+    );
+  }
+
+  /** The moments that can be compared, of every trace of the page. */
+  private async sides(): Promise<[string, Side][]> {
+    const { doc, state } = this.app;
+    const found: [string, Side][] = [];
+    for (const [set, facts] of doc.sets.entries()) {
+      const name = doc.sets.length > 1 ? `${facts.name}, ${facts.device}: ` : "";
+      found.push([`${name}peak`, { set, change: facts.peak_change }]);
+      found.push([`${name}end`, { set, change: facts.changes - 1 }]);
+      found.push([`${name}begin`, { set, change: -1 }]);
+      if (set === state.set) found.push([`${name}cursor`, { set, change: state.cursor }]);
+      for (const i of facts.steps.keys()) {
+        if (i >= MOST_STEPS) break;
+        const text = `${name}peak of step ${facts.first_step + facts.steps[i].step}`;
+        found.push([text, { set, change: await actions.stepPeak(this.app, set, i) }]);
+      }
+    }
+    return found;
+  }
+
+  private usual(sides: [string, Side][]): [Side, Side] {
+    const { sets } = this.app.doc;
+    const peak = (set: number) => ({ set, change: sets[set].peak_change });
+    if (sets.length > 1) {
+      const { device } = sets[0];
+      const other = sets.findIndex((set, i) => i > 0 && set.device === device);
+      return [peak(0), peak(Math.max(other, 1))];
+    }
+    const steps = sides.filter(([text]) => text.includes("step"));
+    if (steps.length > 1) return [steps[0][1], steps[steps.length - 1][1]];
+    return [{ set: 0, change: -1 }, peak(0)];
+  }
+}
