@@ -207,7 +207,7 @@ class Views:
         from pytracer.analysis.forecasts import fits
         from pytracer.export import fits_text
 
-        answer = fits.fits(self.data, on, settings, device, fits_text.render)
+        answer = fits.fits(self.data, on, settings, device, fits_text.as_printed)
         if verify is not False:
             answer = replace(answer, verified=_verify().fits(self.data, answer, verify))
         return answer
@@ -236,7 +236,7 @@ class Views:
         from pytracer.analysis.forecasts import checkpoint_plans
         from pytracer.export import fits_text
 
-        chosen = checkpoint_plans.plan(self.data, budget, pinned, device, fits_text.render_plan)
+        chosen = checkpoint_plans.plan(self.data, budget, pinned, device, fits_text.as_printed)
         if verify is not False:
             chosen = replace(chosen, verified=_verify().plan(self.data, chosen, verify))
         return chosen
@@ -330,9 +330,9 @@ class Views:
 
     def post_mortem(self, width: int = 80) -> str:
         """Returns one page of text about the last allocation that failed; "" if none failed."""
-        from pytracer.export import postmortem
+        from pytracer.export import postmortem, terminal
 
-        return postmortem.render(self.data, width)
+        return postmortem.render(self.data, terminal.plain(width))
 
     def cost(self, by: Literal["module", "op", "class"] = "module") -> "pd.DataFrame":
         """Returns FLOPs, bytes, times, ratios and a verdict for each part, forward and backward.
@@ -516,12 +516,12 @@ class Views:
         """Returns the table as text: the screen that `print(t)` shows.
 
         Args:
-            width: columns of text; by default those of the terminal, at most 80.
+            width: columns of text; by default those of the terminal, at most 120.
             color: with the escape codes of a terminal.
         """
-        from pytracer.export import table
+        from pytracer.export import table, terminal
 
-        return table.render(self.data, width=width or table.columns(), color=color)
+        return table.render(self.data, replace(terminal.plain(width), color=color))
 
     def __str__(self) -> str:
         """The table, as `table()` returns it."""

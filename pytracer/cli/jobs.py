@@ -47,16 +47,16 @@ def read(path: Path, engine: str | None = None, *, anonymous: bool = False) -> A
 
 def summary(options: argparse.Namespace) -> int:
     """Prints the comparison of all ranks."""
-    from pytracer.export import words
-    from pytracer.export.table import columns
+    from pytracer.export import terminal, words
 
     found = read(options.file, options.engine, anonymous=options.anonymous)
     if options.json:
         output.print_json(document(found))
         return 0
-    print(found.table())
+    screen = terminal.here()
+    print(found.table(screen.width, color=screen.color))
     if options.words:
-        print(f"\n{words.legend(width=columns(), of_jobs=True)}")
+        print(f"\n{words.legend(terminal=screen, of_jobs=True)}")
     folder = shlex.quote(str(options.file))
     print(f"\nWhy it differs:  pytracer diff {folder}", file=sys.stderr)
     print(f"On one page:     pytracer report {folder}", file=sys.stderr)

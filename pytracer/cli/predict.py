@@ -63,7 +63,7 @@ class Fits(Command):
         verified = None
         if options.verify:
             verified = _verified(options, prediction, lambda verify: verify.fits, loaded.data)
-        _show(options, prediction, str(prediction), _document(prediction), verified)
+        _show(options, prediction, _document(prediction), verified)
         return _code(prediction or options.on is None, verified)
 
 
@@ -115,7 +115,7 @@ def _plan(options: argparse.Namespace, loaded: Any) -> int:
     verified = None
     if options.verify:
         verified = _verified(options, prediction, lambda verify: verify.plan, loaded.data)
-    _show(options, prediction, str(prediction), _document_of_plan(prediction), verified)
+    _show(options, prediction, _document_of_plan(prediction), verified)
     return _code(prediction, verified)
 
 
@@ -131,9 +131,9 @@ def _verified(options: argparse.Namespace, prediction: Any, which: Any, data: An
 
 
 def _show(
-    options: argparse.Namespace, prediction: Any, text: str, document: dict[str, Any], verified: Any
+    options: argparse.Namespace, prediction: Any, document: dict[str, Any], verified: Any
 ) -> None:
-    from pytracer.export.fits_text import render_verified
+    from pytracer.export import fits_text, terminal
 
     failed = isinstance(verified, errors.UsageError)
     if options.json:
@@ -143,9 +143,10 @@ def _show(
             both["verified"] = {**verified.document(), "touched": changes}
         output.print_json({**document, **both})
     else:
-        print(text)
+        screen = terminal.here()
+        print(fits_text.text_of(prediction, screen))
         if verified is not None and not failed:
-            print(f"\n{render_verified(verified)}")
+            print(f"\n{fits_text.render_verified(verified, screen)}")
     if failed:
         raise verified
 
@@ -215,8 +216,6 @@ class WhatIf(Command):
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
-        from pytracer.export.fits_text import render_what_if
-
         first, *others = (output.read(file) for file in options.files)
         prediction = first.what_if(
             *others, batch=options.batch, seq=options.seq, device=options.device
@@ -226,5 +225,5 @@ class WhatIf(Command):
             data = [first.data, *(other.data for other in others)]
             verified = _verified(options, prediction, lambda verify: verify.what_if, data)
         document = {**asdict(prediction), "exact": prediction.exact}
-        _show(options, prediction, render_what_if(prediction), document, verified)
+        _show(options, prediction, document, verified)
         return _code(True, verified)

@@ -27,7 +27,7 @@ Lines = tuple[str, ...]
 
 _BATCH_NORM = "batch_norm"
 _RANDOM = ("dropout", "bernoulli", "rand", "multinomial")
-_LONGEST_LIST = 60  # characters of a list on one line of code
+_LONGEST_LIST = 42  # characters of a list on one line of code
 _MOST_SURE = 8  # plans that are tried in several orders of segments, the quickest first
 
 
@@ -110,7 +110,9 @@ def code_of(modules: Iterable[str], roots: Roots = ONE) -> str:
         roots,
         (
             "    module = model.get_submodule(name)",
-            "    module.forward = partial(checkpoint, module.forward, use_reentrant=False)",
+            "    module.forward = partial(",
+            "        checkpoint, module.forward, use_reentrant=False",
+            "    )",
         ),
     )
 
