@@ -5,12 +5,15 @@ import os
 import pty
 import re
 import struct
+import subprocess
+import sys
 import termios
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+import pyte
 import pytest
 
 import pytracer
@@ -31,7 +34,8 @@ from pytracer.export import (
 from pytracer.export.terminal import Terminal
 from tests.trace_builder import TraceBuilder
 
-DATA = Path(__file__).parent / "data"
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "tests" / "data"
 KEYS = ("category", "module", "op", "line", "phase")
 WIDTHS = (60, 80, 120, 200)
 
@@ -169,3 +173,54 @@ def test_a_file_and_a_closed_stream_have_the_usual_width(
     with (tmp_path / "file").open("w") as file:
         assert terminal.here(file) == Terminal(80, color=False)
     assert terminal.here(file) == Terminal(80, color=False)
+
+
+# ---------------------------------------------------------------- what takes long
+
+SLOW = """
+import time
+from pytracer.cli import output, progress
+
+progress._PATIENCE_S = progress._EVERY_S = 0.02
+with progress.doing("reading"):
+    time.sleep(0.2)
+    with progress.doing("planning: trying which modules to checkpoint"):
+        time.sleep(0.2)
+    output.tell("a note")
+    time.sleep(0.2)
+print("the answer")
+"""
+
+
+def test_a_long_work_says_what_it_does_and_leaves_no_trace() -> None:
+    shown = _on_a_terminal(SLOW)
+    for words_ in ("reading ... ", "planning: trying which modules to checkpoint ... "):
+        assert f"pytracer: {words_}" in shown
+    screen = pyte.Screen(80, 24)
+    pyte.Stream(screen).feed(shown)
+    assert [line.rstrip() for line in screen.display if line.strip()] == ["a note", "the answer"]
+
+
+def test_a_short_work_says_nothing() -> None:
+    assert _on_a_terminal(SLOW.replace("0.02", "9")).split("\r\n")[:2] == ["a note", "the answer"]
+
+
+def test_a_file_gets_no_progress() -> None:
+    done = subprocess.run([sys.executable, "-c", SLOW], capture_output=True, text=True, cwd=ROOT)
+    assert (done.stdout, done.stderr) == ("the answer\n", "a note\n")
+
+
+def _on_a_terminal(code: str) -> str:
+    """What the code writes to a terminal."""
+    primary, secondary = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=secondary, stderr=secondary, cwd=ROOT
+    ) as process:
+        os.close(secondary)
+        parts = []
+        with suppress(OSError):  # Linux's way to say that the other end is closed
+            while part := os.read(primary, 4096):
+                parts.append(part)
+    os.close(primary)
+    assert process.returncode == 0
+    return b"".join(parts).decode()

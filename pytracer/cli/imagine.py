@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pytracer import errors
-from pytracer.cli import output
+from pytracer.cli import output, progress
 from pytracer.cli.command import Command
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ def _imagine(plan: Any, card: _Card, ranks: str | None, keep: Path) -> Iterator[
     while left:
         rank = left.pop(0)
         of = f" rank {rank}" if plan.ranks else ""
-        with output.patience(f"imagining {card.card.name}{of}"):
+        with progress.doing(f"imagining {card.card.name}{of}"):
             answer = _one(replace(plan, card=card.card.name, rank=rank), card, keep)
         if not wanted and answer.fits is not None:
             wanted = _classes(answer.imagined.trace)
@@ -466,7 +466,7 @@ def _largest(
     for card in cards:
 
         def attempt(batch: int, card: _Card = card) -> Any:
-            with output.patience(f"imagining {card.card.name} with a batch of {batch}"):
+            with progress.doing(f"imagining {card.card.name} with a batch of {batch}"):
                 answer = _one(replace(plan, card=card.card.name, batch=batch), card, keep)
             runs.append(answer.imagined.ran)
             if answer.fits is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import errors
-from pytracer.cli import output
+from pytracer.cli import output, progress
 from pytracer.cli.command import Command
 
 _MERGED = {"perfetto": ".pftrace", "chrome": ".json.gz"}
@@ -38,7 +38,7 @@ def read(path: Path, engine: str | None = None, *, anonymous: bool = False) -> A
     """
     from pytracer import job
 
-    with output.patience(f"reading the ranks in {path}"):
+    with progress.doing(f"reading the ranks in {path}"):
         found = job.read_job(path, engine)
         if not found.comparison.readable:
             raise errors.UnreadableTrace(found.comparison.digests[0].problem)
@@ -157,7 +157,7 @@ def export(options: argparse.Namespace) -> int:
             "--drop-alike goes with parquet, which keeps the digests of all ranks"
         )
     found = read(options.file, options.engine, anonymous=options.anonymous)
-    with output.patience(f"exporting {options.file}"):
+    with progress.doing(f"exporting {options.file}"):
         if name == "parquet":
             written = found.to_parquet(target, overwrite=options.force)
             if options.drop_alike:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import errors
-from pytracer.cli import output
+from pytracer.cli import output, progress
 from pytracer.cli.command import Command
 from pytracer.cli.imagine import add_wish, wish
 
@@ -58,7 +58,7 @@ class Fits(Command):
         if options.plan:
             return _plan(options, loaded)
         _require_gpu(loaded, options.device)
-        with output.patience("replaying"):
+        with progress.doing("replaying the allocator's requests"):
             prediction = loaded.fits(options.on, options.settings, options.device)
         verified = None
         if options.verify:
@@ -109,7 +109,7 @@ def _plan(options: argparse.Namespace, loaded: Any) -> int:
             "--plan needs --on SIZE, and uses the recorded settings; leave out --settings"
         )
     device = options.device or usage.main_device(loaded.data)
-    with output.patience("planning"):
+    with progress.doing("planning: trying which modules to checkpoint"):
         room = fits.room(loaded.data, options.on, device)
         prediction = loaded.checkpoint_plan(room, device, pinned=options.pinned)
     verified = None
@@ -124,7 +124,7 @@ def _verified(options: argparse.Namespace, prediction: Any, which: Any, data: An
     from pytracer import verify
 
     try:
-        with output.patience("running it"):
+        with progress.doing("running the program, to verify"):
             return which(verify)(data, prediction, options.program, wish(options))
     except errors.UsageError as error:
         return error
@@ -217,9 +217,10 @@ class WhatIf(Command):
 
     def run(self, options: argparse.Namespace) -> int:
         first, *others = (output.read(file) for file in options.files)
-        prediction = first.what_if(
-            *others, batch=options.batch, seq=options.seq, device=options.device
-        )
+        with progress.doing("learning how each allocation grows"):
+            prediction = first.what_if(
+                *others, batch=options.batch, seq=options.seq, device=options.device
+            )
         verified = None
         if options.verify:
             data = [first.data, *(other.data for other in others)]

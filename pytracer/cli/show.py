@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import errors
-from pytracer.cli import jobs, output
+from pytracer.cli import jobs, output, progress
 from pytracer.cli.command import Command
 from pytracer.units import size_text
 from pytracer.version import __version__
@@ -52,7 +52,7 @@ class Demo(Command):
         if options.device == "cuda" and not torch.cuda.is_available():
             raise errors.UsageError("--device cuda: there is no CUDA device here")
 
-        with output.patience("tracing"):
+        with progress.doing("tracing"):
             traced = run(options.steps, options.device)
         written = traced.save(target, overwrite=True)
         if options.json:
@@ -122,17 +122,19 @@ class Summary(Command):
             return _holders(options)
         if jobs.is_job(options.file):
             return jobs.summary(options)
-        with output.patience(f"reading {options.file}"):
+        with progress.doing(f"reading {options.file}"):
             loaded = reading.read(options.file)
             loaded = loaded.anonymous() if options.anonymous else loaded
             if options.advice and not options.json:
-                print(advice_text.text(loaded, screen))
-                return 0
-            shown = table.render(loaded.data, screen)
+                shown = advice_text.text(loaded, screen)
+            else:
+                shown = table.render(loaded.data, screen)
         if options.json:
             output.print_json(output.summary_document(loaded))
             return 0
         print(shown)
+        if options.advice:
+            return 0
         if options.words:
             print(f"\n{words.legend(table.shown_categories(loaded.peak), screen)}")
         from pytracer import meta
@@ -155,7 +157,8 @@ def _holders(options: argparse.Namespace) -> int:
 
     keys = options.by.split(",")
     loaded = output.read(options.file, anonymous=options.anonymous)
-    table = loaded.by(keys, at=options.at).reset_index()
+    with progress.doing("finding who holds memory"):
+        table = loaded.by(keys, at=options.at).reset_index()
     if options.json:
         rows = json.loads(table.to_json(orient="records"))
         output.print_json({"by": keys, "at": options.at, "holders": rows})
@@ -254,9 +257,10 @@ class Diff(Command):
         before = output.read(options.before)
         after = output.read(options.after) if options.after else before
         names = str(options.before), str(after_path)
-        changes = diff.diff(
-            before.data, after.data, options.by.split(","), options.at, options.steps, names
-        )
+        with progress.doing("comparing"):
+            changes = diff.diff(
+                before.data, after.data, options.by.split(","), options.at, options.steps, names
+            )
         if options.json:
             output.print_json(
                 {
@@ -313,8 +317,9 @@ class Ledger(Command):
         from pytracer.export.ledger_text import render
 
         trace = output.read(options.file).data
-        books = ledger.ledger(trace, options.at, options.device)
-        layout = fragmentation.layout(trace, options.at, books.device)
+        with progress.doing("adding up"):
+            books = ledger.ledger(trace, options.at, options.device)
+            layout = fragmentation.layout(trace, options.at, books.device)
         probed = _probe() if options.probe else None
         if options.json:
             document = {
@@ -372,7 +377,7 @@ def _calibrate(*, as_json: bool) -> int:
     from pytracer.imagined import calibration
     from pytracer.units import size_text
 
-    with output.patience("measuring the GPU"):
+    with progress.doing("measuring the GPU"):
         card = calibration.measure()
     if as_json:
         output.print_json({"card": vars(card), "file": str(calibration.file())})
