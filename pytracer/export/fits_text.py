@@ -31,8 +31,8 @@ _MOST_CHOICES = 8
 
 def render(fits: Fits, terminal: Terminal = PLAIN) -> str:
     """The page, without a line break at its end."""
-    lines = [*_verdict(terminal, "fits", _answer(fits), fits.verdict)]
-    lines += terminal.paragraph("beside", _beside(fits))
+    lines = [*_verdict(terminal, "fits", answer(fits), fits.verdict)]
+    lines += terminal.paragraph("beside", beside(fits))
     lines += terminal.paragraph("basis", _basis(fits))
     if len(fits.by_kind) > 1:
         kinds = (f"{kind} {size_text(peak.bytes)}" for kind, peak in fits.by_kind.items())
@@ -58,7 +58,8 @@ def _joined(lines: list[str], verified: Verified | None, terminal: Terminal) -> 
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _answer(fits: Fits) -> str:
+def answer(fits: Fits) -> str:
+    """Whether the run fits, in a sentence."""
     needs = f"the run needs a card of {size_text(fits.smallest_card)}"
     if fits.verdict == NOT_KNOWN:
         where = "" if fits.card is None else f" on {size_text(fits.card)}"
@@ -100,12 +101,13 @@ def _doubt(fits: Fits) -> str:
     return f"{reserves}, and {beside}"
 
 
-def _beside(fits: Fits) -> str:
+def beside(fits: Fits) -> str:
+    """What the card holds beside torch's allocator, and what that needs of the rest."""
     if not fits.beside:
-        who = "The allocator " if fits.replay else ""
-        return f"{NOT_MEASURED}. {who}{_reserves(fits)}"
-    beside, needed = _adding_up([fits.beside, fits.smallest_card - fits.beside])
-    start = f"{beside} are the context, libraries and the driver's"
+        who = "The allocator" if fits.replay else "Of the rest,"
+        return f"{NOT_MEASURED}. {who} {_reserves(fits)}"
+    besides, needed = _adding_up([fits.beside, fits.smallest_card - fits.beside])
+    start = f"{besides} are the context, libraries and the driver's"
     needs = f"Torch's allocator needs {needed}"
     if _is_full(fits):
         return f"{start}. {needs}"
@@ -291,8 +293,8 @@ def _between(lowest: int, highest: int) -> str:
     return low if lowest == highest else f"between {low} and {high}"
 
 
-def render_plan(plan: CheckpointPlan, terminal: Terminal = PLAIN) -> str:
-    """The modules of the plan, its memory and time, and the code to paste."""
+def answer_of_plan(plan: CheckpointPlan) -> str:
+    """Whether a plan fits the budget, in a sentence."""
     chosen, budget = plan.chosen, size_text(plan.budget)
     needs = f"{size_text(chosen.peak_reserved or chosen.peak)} instead of "
     needs += size_text(plan.now.peak_reserved or plan.now.peak)
@@ -306,9 +308,15 @@ def render_plan(plan: CheckpointPlan, terminal: Terminal = PLAIN) -> str:
     else:
         answer = f"fits in {budget}: {needs}, for {chosen.time_ratio - 1:.0%} more time"
     if plan.verdict == NOT_KNOWN:
-        answer = f"not known, for the reason in the notes. By what was recorded: {answer}"
-    elif plan.verdict == PERHAPS:
-        answer = f"perhaps: {answer}, but not wherever the driver may put segments"
+        return f"not known, for the reason in the notes. By what was recorded: {answer}"
+    if plan.verdict == PERHAPS:
+        return f"perhaps: {answer}, but not wherever the driver may put segments"
+    return answer
+
+
+def render_plan(plan: CheckpointPlan, terminal: Terminal = PLAIN) -> str:
+    """The modules of the plan, its memory and time, and the code to paste."""
+    chosen, answer = plan.chosen, answer_of_plan(plan)
     lines = [*_verdict(terminal, "plan", answer, plan.verdict)]
     if chosen.modules:
         lines += terminal.paragraph("modules", ", ".join(map(module_text, chosen.modules)))
