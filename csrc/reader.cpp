@@ -503,7 +503,7 @@ class ChromeTraceOfArrays {
 
 class PerfettoTraceOfArrays {
  public:
-  using Track = std::tuple<uint64_t, uint64_t, std::string, int32_t, bool, bool>;
+  using Track = std::tuple<uint64_t, uint64_t, std::string, int32_t, bool, bool, std::string>;
 
   PerfettoTraceOfArrays(const std::vector<py::bytes>& texts,
                         const std::vector<Track>& tracks,
@@ -514,8 +514,8 @@ class PerfettoTraceOfArrays {
       make_utf8(text);
     }
     std::vector<PerfettoTrack> all;
-    for (const auto& [id, parent, name, rank, is_counter, holds_lifetimes] : tracks) {
-      all.push_back({id, parent, name, rank, is_counter, holds_lifetimes});
+    for (const auto& [id, parent, name, rank, is_counter, holds_lifetimes, scale] : tracks) {
+      all.push_back({id, parent, name, rank, is_counter, holds_lifetimes, scale});
     }
     std::vector<PerfettoRows> rows;
     for (const auto& [table, counters] : tables) {

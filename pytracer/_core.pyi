@@ -59,7 +59,7 @@ class PerfettoTrace:
     def __init__(
         self,
         texts: list[bytes],
-        tracks: Sequence[tuple[int, int, str, int, bool, bool]],
+        tracks: Sequence[tuple[int, int, str, int, bool, bool, str]],
         tables: list[tuple[dict[str, Any], list[int]]],
         sequence: int,
     ) -> None: ...

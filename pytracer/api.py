@@ -394,10 +394,10 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             errors.warn(f"the costs could not be read: {problem!r}")
 
     def _print_table(self) -> None:
-        from pytracer.export import table
+        from pytracer.export import table, terminal
 
         # stderr, so that stdout has only the program's own output.
-        print(self.table(color=table.wants_color(sys.stderr)), file=sys.stderr)  # noqa: T201
+        print(table.render(self.data, terminal.here(sys.stderr)), file=sys.stderr)  # noqa: T201
 
     def _explain_out_of_memory(self) -> None:
         """Prints a page to stderr and saves the trace. The program's exception goes on as it is."""

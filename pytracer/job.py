@@ -304,9 +304,10 @@ class Job(LoadedTrace):
 
     def table(self, width: int | None = None, *, color: bool = False) -> str:
         """Returns the comparison as text: the screen that `print(job)` shows."""
-        from pytracer.export import job_text, table
+        from pytracer.export import job_text, terminal
 
-        return job_text.render(self.comparison, self._ranks.earlier, width or table.columns())
+        where = replace(terminal.plain(width), color=color)
+        return job_text.render(self.comparison, self._ranks.earlier, where)
 
     def _in_short(self) -> str:
         from pytracer.units import size_text

@@ -51,6 +51,11 @@ def layers_alike(path: str) -> str:
     return _LAYER.sub("*", path)
 
 
+def is_nameless(pattern: str) -> bool:
+    """Whether a pattern has numbers only, as `*.*` for the layers of Sequentials in a Sequential."""
+    return "*" in pattern and not pattern.strip("*.")
+
+
 def is_bare(path: str) -> bool:
     """Whether it is the path of a Sequential's child, `[0]`, or a pattern of several."""
     return layers_alike(path) == "*"

@@ -205,9 +205,11 @@ class Views:
                 share for torch's allocator, and `.verified` compares the run with the forecast.
         """
         from pytracer.analysis.forecasts import fits
-        from pytracer.export import fits_text
+        from pytracer.analysis.forecasts.shown import Shown
+        from pytracer.export import fits_text, notebook
 
-        answer = fits.fits(self.data, on, settings, device, fits_text.render)
+        shown = Shown(fits_text.as_printed, notebook.fits)
+        answer = fits.fits(self.data, on, settings, device, shown)
         if verify is not False:
             answer = replace(answer, verified=_verify().fits(self.data, answer, verify))
         return answer
@@ -234,9 +236,11 @@ class Views:
                 checkpointed and the budget as its limit. `.verified` compares it with the plan.
         """
         from pytracer.analysis.forecasts import checkpoint_plans
-        from pytracer.export import fits_text
+        from pytracer.analysis.forecasts.shown import Shown
+        from pytracer.export import fits_text, notebook
 
-        chosen = checkpoint_plans.plan(self.data, budget, pinned, device, fits_text.render_plan)
+        shown = Shown(fits_text.as_printed, notebook.plan)
+        chosen = checkpoint_plans.plan(self.data, budget, pinned, device, shown)
         if verify is not False:
             chosen = replace(chosen, verified=_verify().plan(self.data, chosen, verify))
         return chosen
@@ -297,6 +301,7 @@ class Views:
         from pytracer import frames
         from pytracer.analysis.facts import usage
         from pytracer.analysis.forecasts import changes
+        from pytracer.export import notebook
 
         device = usage.main_device(self.data)
         columns = [name for name in changes.Change.__dataclass_fields__ if name != "edit"]
@@ -304,7 +309,7 @@ class Views:
         frame = frames.of_rows(rows, columns)
         frame = frame.astype({"saves": "Int64", "peak_after": "Int64", "enough": "boolean"})
         frame.attrs["peak_after_all"] = changes.together(self.data, device) if rows else None
-        return frame
+        return notebook.shows_itself(frame, notebook.advised)
 
     def check(self, **limits: int | str) -> "list[Exceeded]":
         """Returns the limits that the trace exceeds; an empty list if all hold.
@@ -330,9 +335,9 @@ class Views:
 
     def post_mortem(self, width: int = 80) -> str:
         """Returns one page of text about the last allocation that failed; "" if none failed."""
-        from pytracer.export import postmortem
+        from pytracer.export import postmortem, terminal
 
-        return postmortem.render(self.data, width)
+        return postmortem.render(self.data, terminal.plain(width))
 
     def cost(self, by: Literal["module", "op", "class"] = "module") -> "pd.DataFrame":
         """Returns FLOPs, bytes, times, ratios and a verdict for each part, forward and backward.
@@ -344,8 +349,9 @@ class Views:
             by: "module", "op" or "class": the rows of the table.
         """
         from pytracer.cost import table as cost_table
+        from pytracer.export import notebook
 
-        return cost_table.frame(self.data, by)
+        return notebook.shows_itself(cost_table.frame(self.data, by), notebook.costs)
 
     def health(self) -> "pd.DataFrame":
         """Returns everything that the recording lost or could not see, each with advice.
@@ -495,6 +501,7 @@ class Views:
             steps: a step of this trace and one of the other: `t.diff(steps=(0, 2))`.
         """
         from pytracer.analysis.answers import diff
+        from pytracer.export import notebook
 
         if other is None and steps is None:
             raise errors.UsageError("diff() needs another trace, or two steps=(0, 2) of this one")
@@ -504,7 +511,8 @@ class Views:
                 f"diff() compares with another trace, and {other!r} is none: t.diff(load(file))"
             )
         after = self.data if other is None else other.data
-        return diff.frame(diff.diff(self.data, after, by, at, steps))
+        table = diff.frame(diff.diff(self.data, after, by, at, steps))
+        return notebook.shows_itself(table, notebook.changed)
 
     def _repr_html_(self) -> str:
         """Shows the table, a picture, and the report in a sandboxed frame, in a notebook."""
@@ -516,12 +524,12 @@ class Views:
         """Returns the table as text: the screen that `print(t)` shows.
 
         Args:
-            width: columns of text; by default those of the terminal, at most 80.
+            width: columns of text; by default those of the terminal, at most 120.
             color: with the escape codes of a terminal.
         """
-        from pytracer.export import table
+        from pytracer.export import table, terminal
 
-        return table.render(self.data, width=width or table.columns(), color=color)
+        return table.render(self.data, replace(terminal.plain(width), color=color))
 
     def __str__(self) -> str:
         """The table, as `table()` returns it."""

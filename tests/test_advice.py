@@ -13,6 +13,7 @@ from torch import nn
 import pytracer
 from pytracer.cli import main
 from pytracer.export import advice_text
+from pytracer.export.terminal import PLAIN, Terminal
 from tests.tiers import by_tier
 
 WITHIN = 0.05  # of the bytes that a change saves
@@ -162,7 +163,7 @@ def test_a_healthy_program_makes_no_mistake(width: int, layers: int) -> None:
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_list_fits_a_screen(width: int) -> None:
     t = traced(Made(keeps_logits=True, gelu_by_hand=True))
-    shown = advice_text.text(t, width)
+    shown = advice_text.text(t, Terminal(width))
     code = {f"    {line}" for text in t.advice().code for line in text.splitlines()}
     assert all(len(line) <= width or line in code for line in shown.splitlines())
     assert shown.index("Mistakes") < shown.index("Free savings") < shown.index("together")
@@ -172,7 +173,7 @@ def test_the_list_of_a_program_without_memory_is_empty() -> None:
     with pytracer.trace(devices="cpu", table=False) as t:
         pass
     assert len(t.advice()) == 0
-    assert "No change is known" in advice_text.text(t, 80)
+    assert "No change is known" in advice_text.text(t, PLAIN)
 
 
 def test_the_list_is_in_the_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,8 @@ from pytracer.analysis.allocator import replay
 from pytracer.analysis.answers import breakdown, findings, recording_quality, training_steps
 from pytracer.analysis.facts import devices, usage
 from pytracer.analysis.forecasts import checkpoint_plans, what_if
-from pytracer.export import fits_text, postmortem
+from pytracer.analysis.forecasts.shown import Shown
+from pytracer.export import fits_text, notebook, postmortem
 from pytracer.export.table import render
 from pytracer.recorded import Trace
 from pytracer.schema import ACTION, TABLES
@@ -28,6 +29,7 @@ COLUMNS = [
 
 
 OOM = ACTION["oom"]
+SHOWN = Shown(fits_text.text_of, notebook.plan)
 
 
 @st.composite
@@ -61,8 +63,8 @@ def test_every_view_answers(trace: Trace) -> None:
         breakdown.by(trace, key)
     for device in usage.devices(trace):
         with contextlib.suppress(errors.UsageError):
-            checkpoint_plans.plan(trace, 1, 0, device, fits_text.render_plan)
-            checkpoint_plans.plan(trace, 1, 2**40, device, fits_text.render_plan)
+            checkpoint_plans.plan(trace, 1, 0, device, SHOWN)
+            checkpoint_plans.plan(trace, 1, 2**40, device, SHOWN)
         with contextlib.suppress(errors.UsageError):
             what_if.what_if([trace, trace], 1000, None, device)
         if device != "cpu":

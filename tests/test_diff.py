@@ -16,6 +16,7 @@ from pytracer.analysis.facts import usage
 from pytracer.cli import main
 from pytracer.export.budget import difference_lines
 from pytracer.export.diff import render
+from pytracer.export.terminal import Terminal
 from pytracer.recorded import Trace
 from tests.golden import same_as_golden
 from tests.test_analysis_categories import programs
@@ -257,7 +258,7 @@ def test_reserved_bytes_stand_beside_the_peak_if_both_sides_know_them() -> None:
     assert (found.before.reserved, found.after.reserved) == (40 * MIB, 30 * MIB)
     line = "-512 KiB (-50.0%)   reserved 40.0 MiB -> 30.0 MiB, -10.0 MiB (-25.0%)"
     assert line in render(found).splitlines()
-    assert line.split("   ") == render(found, width=60).splitlines()[2:4]
+    assert line.split("   ") == render(found, terminal=Terminal(60)).splitlines()[2:4]
     unknown = diff(before, making(("h.0", "train.py:1", MIB)))
     assert unknown.after.reserved is None
     assert "reserved" not in render(unknown)

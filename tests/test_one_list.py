@@ -14,6 +14,7 @@ import pytracer
 from programs.hints import kept, sick
 from pytracer.cli import main
 from pytracer.export import advice_text
+from pytracer.export.terminal import Terminal
 from pytracer.units import size_text
 from tests.browser import browser_page
 
@@ -151,7 +152,7 @@ def test_all_places_say_the_same_changes(
     none = "No change is known that lowers the peak by a hundredth."
     assert (none in tab.locator(".panel").inner_text()) == (not said)
 
-    whole = plain(re.sub(r"\n\n    .*?(?=\n\S|\n  \S|\Z)", "", advice_text.text(t, 100)))
+    whole = plain(re.sub(r"\n\n    .*?(?=\n\S|\n  \S|\Z)", "", advice_text.text(t, Terminal(100))))
     assert in_order([row["change"].replace("`", "") for row in rows], whole) or not rows
 
 

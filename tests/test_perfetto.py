@@ -69,6 +69,7 @@ class Track:
     name: str
     parent: int
     rank: int
+    scale: str | None = None  # of a counter
     events: list[tuple[int, int, str, dict[str, Any]]] = field(default_factory=list)
     values: list[tuple[int, int]] = field(default_factory=list)
 
@@ -86,7 +87,9 @@ def decoded(path: Path) -> dict[int, Track]:
         if 60 in packet:
             row = dict_of(packet[60][0])
             assert row[11] == [3]  # in the order that it says
-            known = Track(row[2][0].decode(), row.get(5, [0])[0], row[12][0])
+            counter = dict_of(row[8][0]) if 8 in row else {}
+            scale = counter[7][0].decode() if counter else None
+            known = Track(row[2][0].decode(), row.get(5, [0])[0], row[12][0], scale)
             tracks.setdefault(row[1][0], known)
         if 11 in packet:
             time, event = packet[8][0], dict_of(packet[11][0])
@@ -228,6 +231,15 @@ def test_the_page_has_an_order_and_no_numbers_in_its_names(tmp_path: Path) -> No
     assert names.index("steps") < names.index("phases") < names.index("main thread")
     assert names[-1] == "allocations on cuda:0"
     assert not any(digit in name for name in names[:-1] for digit in "0123456789")
+
+
+def test_counters_share_one_scale(tmp_path: Path) -> None:
+    """A small category looks small beside a large one, and all look small beside their sum."""
+    trace = load(DATA / "h200.pytrace").data
+    counters = [track for track in check(trace, tmp_path / "x.pftrace").values() if track.values]
+    assert {"activations", "weights", "allocated", "reserved"} <= {track.name for track in counters}
+    assert len({(track.parent, track.scale) for track in counters}) == 1
+    assert counters[0].scale
 
 
 def test_bars_are_named_by_module_op_and_bytes(tmp_path: Path) -> None:

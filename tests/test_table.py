@@ -12,6 +12,7 @@ from hypothesis import given
 from pytracer.analysis.facts import usage
 from pytracer.export import job_text, table, words
 from pytracer.export.table import render
+from pytracer.export.terminal import Terminal
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER
 from pytracer.units import size_text, time_text
@@ -71,7 +72,7 @@ def test_two_devices_something_lost_something_unknown() -> None:
     b.seed(3 * MIB, device="cuda:0")
     with b.module("model"), b.op("aten::mm"):
         b.free(b.alloc(MIB, device="cuda:0"))
-    assert render(b.trace(), width=72) == golden("""
+    assert render(b.trace(), terminal=Terminal(72)) == golden("""
 peak 4.00 MiB on cuda:0   step 0, in forward, 5.00 us after the start
 also 4.88 KiB on cpu
 
@@ -154,7 +155,9 @@ def test_a_name_that_is_too_long_keeps_its_end() -> None:
     b = TraceBuilder()
     with b.module("model"), b.op("aten::mm", at=(f"/home/user/{'deep/' * 20}mlp.py:66",)):
         b.alloc(12 * MIB)
-    (line,) = [each for each in render(b.trace(), 60).splitlines() if each.startswith("lines")]
+    (line,) = [
+        each for each in render(b.trace(), Terminal(60)).splitlines() if each.startswith("lines")
+    ]
     assert line.startswith("lines     ...")
     assert line.endswith("/deep/mlp.py:66 12.0 MiB")
     assert len(line) == 60
@@ -177,13 +180,13 @@ def test_the_children_of_a_sequential_are_told_apart() -> None:
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 @pytest.mark.parametrize("make", [training, TraceBuilder])
 def test_no_line_is_wider_than_asked(make, width: int) -> None:
-    lines = render(make().trace(), width).splitlines()
+    lines = render(make().trace(), Terminal(width)).splitlines()
     assert max(map(len, lines)) <= width
 
 
 def test_colour_changes_nothing_but_colour() -> None:
     trace: Trace = training().trace()
-    coloured = render(trace, color=True)
+    coloured = render(trace, Terminal(color=True))
     assert "\x1b[" in coloured
     plain = coloured
     for code in ("0", "1", "2", *range(31, 38)):
@@ -227,7 +230,7 @@ def test_times_have_three_digits(nanoseconds: int, text: str) -> None:
 
 def test_every_word_on_the_screen_is_explained() -> None:
     assert tuple(words.CATEGORIES) == CATEGORY_ORDER
-    legend = words.legend(width=72)
+    legend = words.legend(terminal=Terminal(72))
     assert max(len(line) for line in legend.splitlines()) <= 72
     for word in ("functional", "workspaces", "own_peak", "scopes", "events"):
         assert re.search(rf"^  {word} ", legend, re.MULTILINE)

@@ -25,8 +25,8 @@ from pytracer.analysis.answers.training_steps import peak_positions
 from pytracer.analysis.facts import timelines, usage
 from pytracer.cli import main
 from pytracer.cli.watch import catch_up
+from pytracer.export import terminal
 from pytracer.export.live import Following, gpu_users, screen, step_line
-from pytracer.export.table import Paint
 from tests.mutations import HEADER
 
 pyte = pytest.importorskip("pyte")
@@ -34,7 +34,7 @@ pyte = pytest.importorskip("pyte")
 ROOT = Path(__file__).parents[1]
 DATA = Path(__file__).parent / "data"
 STEPS = 12
-PLAIN = Paint(False)
+PLAIN = terminal.PLAIN.paint
 
 # A training that takes its time, as its arguments say: steps, seconds between them, file. There
 # may be a second file: as soon as that is there, it takes no time any more.
@@ -319,7 +319,7 @@ def test_a_recording_whose_process_is_gone_is_told(trained: Path, tmp_path: Path
     gone.wait()
     following._meta = following.meta._replace(pid=gone.pid)
     assert following.abandoned
-    assert "its process is gone" in screen(following, (80, 24), paint=Paint(False))[0]
+    assert "its process is gone" in screen(following, (80, 24), paint=PLAIN)[0]
 
 
 # ---------------------------------------------------------------- the text
@@ -332,7 +332,7 @@ def test_no_line_is_wider_than_the_terminal(trained: Path) -> None:
             lines = screen(
                 following,
                 (width, height),
-                paint=Paint(False),
+                paint=PLAIN,
                 users=["GPU 0: 1 MiB of 2 MiB in use; others: none"],
                 program="a\x1b[31mb\tc 漢字" * 30,
             )

@@ -326,10 +326,10 @@ def choose(trace, facts, out, label_role):
 categories._choose_owned = choose
 from pytracer.cli.watch import catch_up
 from pytracer.export.live import Following, screen
-from pytracer.export.table import Paint
+from pytracer.export.terminal import PLAIN
 following = Following(Path(sys.argv[1]))
 catch_up(following)
-print("\\n".join(screen(following, (80, 40), paint=Paint(False))))
+print("\\n".join(screen(following, (80, 40), paint=PLAIN.paint)))
 print("pandas" in sys.modules)
 """
 

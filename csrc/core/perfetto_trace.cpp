@@ -15,6 +15,7 @@ constexpr uint32_t kDescriptor = 60;
 constexpr uint32_t kTrackId = 1, kTrackName = 2, kTrackParent = 5, kTrackCounter = 8;
 constexpr uint32_t kTrackOrdering = 11, kTrackRank = 12;
 constexpr uint32_t kCounterUnit = 3;
+constexpr uint32_t kCounterScale = 7;  // y_axis_share_key
 constexpr uint32_t kEventCategory = 3, kEventArgument = 4, kEventType = 9, kEventName = 10;
 constexpr uint32_t kEventTrack = 11, kEventValue = 30, kEventFlow = 47, kEventFlowEnd = 48;
 // Slices with the same correlation have the same colour.
@@ -135,6 +136,9 @@ void PerfettoTrace::describe(const PerfettoTrack& track, uint64_t id, std::strin
   if (track.is_counter) {
     std::string unit;
     number(kCounterUnit, kUnitBytes, unit);
+    if (!track.scale.empty()) {
+      bytes(kCounterScale, track.scale, unit);
+    }
     bytes(kTrackCounter, unit, text);
   }
   number(kTrackOrdering, kExplicitOrder, text);

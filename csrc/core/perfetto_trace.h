@@ -26,6 +26,8 @@ struct PerfettoTrack {
   // If so, there are as many such tracks as lives overlap, numbered from `id` on. Their bars have
   // one colour.
   bool holds_lifetimes;
+  // Counters of one parent with the same text here have one scale; "": a scale of its own.
+  std::string scale;
 };
 
 // A table's rows and their tracks. For slices, instants and lifetimes the `thread` column has the

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import errors
-from pytracer.cli import jobs, output
+from pytracer.cli import jobs, output, progress
 from pytracer.cli.command import Command
 
 
@@ -55,7 +55,7 @@ class Check(Command):
         options.file = output.trace_or_newest(options.file)
         if jobs.is_job(options.file):
             return jobs.check(options, limits)
-        with output.patience(f"reading {options.file}"):
+        with progress.doing(f"reading {options.file}"):
             loaded = reading.read(options.file)
             baseline = output.read(options.baseline) if options.baseline else None
             if options.max_increase is not None:

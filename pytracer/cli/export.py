@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytracer import errors
-from pytracer.cli import jobs, output, predict
+from pytracer.cli import jobs, output, predict, progress
 from pytracer.cli.command import Command
 from pytracer.export.exporters import EXPORTERS, Exporter
 
@@ -72,7 +72,7 @@ class Export(Command):
             return jobs.export(options)
         name, target = _export_target(options)
         exporter = EXPORTERS[name]
-        with output.patience(f"exporting {options.file}"):
+        with progress.doing(f"exporting {options.file}"):
             trace = output.read(options.file, anonymous=options.anonymous).data
             if Path(target).exists() and Path(target).samefile(options.file):
                 raise errors.UsageError(f"{target} is the trace itself; name another file with -o")
@@ -146,7 +146,7 @@ def _named(options: argparse.Namespace, given: Sequence[Path]) -> "list[report.N
     first, *others = (output.read(file) for file in given)
     answers = []
     if options.fits is not None:
-        with output.patience("replaying"):
+        with progress.doing("replaying the allocator's requests"):
             answers.append(fits_text.text_of(predict.fits(options.fits, first)))
     if options.batch is not None:
         answers.append(fits_text.text_of(first.what_if(*others, batch=options.batch)))
@@ -199,7 +199,7 @@ class Report(Command):
         if any(target.exists() and file.exists() and target.samefile(file) for file in given):
             raise errors.UsageError(f"{target} is the trace itself; name another file with -o")
         refuse_to_overwrite(target, overwrite=options.force)
-        with output.patience(f"reading {options.file}"):
+        with progress.doing(f"writing {target}"):
             if jobs.is_job(options.file) and options.other is None:
                 if options.fits is not None or options.batch is not None:
                     raise errors.UsageError("--fits and --batch need one rank's file")

@@ -3,16 +3,18 @@
 import argparse
 import math
 import tempfile
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pytracer import errors
-from pytracer.cli import output
+from pytracer.cli import output, progress
 from pytracer.cli.command import Command
+
+if TYPE_CHECKING:
+    from pytracer.export.terminal import Terminal
 
 _WAYS = (
     "--largest-batch needs to know how the program gets its batch: write {batch} in its place, in an "
@@ -306,7 +308,7 @@ def _imagine(plan: Any, card: _Card, ranks: str | None, keep: Path) -> Iterator[
     while left:
         rank = left.pop(0)
         of = f" rank {rank}" if plan.ranks else ""
-        with output.patience(f"imagining {card.card.name}{of}"):
+        with progress.doing(f"imagining {card.card.name}{of}"):
             answer = _one(replace(plan, card=card.card.name, rank=rank), card, keep)
         if not wanted and answer.fits is not None:
             wanted = _classes(answer.imagined.trace)
@@ -359,14 +361,15 @@ def _that_fit(answers: Sequence[_Answer]) -> list[_Answer]:
 
 
 def _print_text(answers: Sequence[_Answer]) -> None:
+    from pytracer.export import table, terminal
     from pytracer.export.fits_text import on_a_card
-    from pytracer.export.table import columns
     from pytracer.units import size_text
 
+    screen = terminal.here()
     whole = [answer for answer in answers if answer.fits is not None]
     if whole:
         fullest = max(whole, key=lambda answer: answer.imagined.trace.peak.bytes)
-        print(fullest.imagined.trace.table())
+        print(table.render(fullest.imagined.trace.data, screen))
         print()
     several = len({answer.rank for answer in answers}) > 1
     width = max(len(answer.card.name) for answer in answers)
@@ -375,26 +378,29 @@ def _print_text(answers: Sequence[_Answer]) -> None:
         if several:
             start += f"rank {answer.rank:<3} "
         if answer.imagined.problem:
-            print(f"{start}cannot be imagined: {answer.imagined.problem}")
+            print(beside(screen, start, f"cannot be imagined: {answer.imagined.problem}"))
             continue
         start += f"{size_text(answer.card.capacity):>8}  "
-        indent = " " * len(start)
-        text = on_a_card(answer.fits)
-        print(textwrap.fill(text, columns(), initial_indent=start, subsequent_indent=indent))
+        print(beside(screen, start, on_a_card(answer.fits)))
     best = _best(answers)
     if best:
         print(best)
     print_touched([answer.imagined.ran for answer in answers])
 
 
+def beside(screen: "Terminal", start: str, text: str) -> str:
+    """The text to the right of `start`, over as many lines as it needs."""
+    return "\n".join(screen.wrap(text, start, " " * len(start)))
+
+
 def print_touched(runs: Sequence[Any]) -> None:
     """Prints what the programs would have changed."""
-    from pytracer.export import touched_text
-    from pytracer.export.table import columns
+    from pytracer.export import terminal, touched_text
 
     changes = [change for ran in runs for change in ran.changes]
     kept = any(ran.kept for ran in runs)
-    text = touched_text.render(changes, kept=kept, keep="; keep that with --write", width=columns())
+    keep = "; keep that with --write"
+    text = touched_text.render(changes, kept=kept, keep=keep, terminal=terminal.here())
     if text:
         print(text)
 
@@ -460,7 +466,7 @@ def _largest(
     for card in cards:
 
         def attempt(batch: int, card: _Card = card) -> Any:
-            with output.patience(f"imagining {card.card.name} with a batch of {batch}"):
+            with progress.doing(f"imagining {card.card.name} with a batch of {batch}"):
                 answer = _one(replace(plan, card=card.card.name, batch=batch), card, keep)
             runs.append(answer.imagined.ran)
             if answer.fits is None:
@@ -478,9 +484,11 @@ def _largest(
 def _print_largest(
     found: Sequence[tuple[_Card, Any]], runs: Sequence[Any], *, as_json: bool
 ) -> int:
+    from pytracer.export import terminal
     from pytracer.imagined.search import Largest
     from pytracer.units import size_text
 
+    screen = terminal.here()
     if as_json:
         changes = [touched(ran) for ran in runs]
         output.print_json({"cards": [_largest_document(*one) for one in found], "touched": changes})
@@ -488,21 +496,20 @@ def _print_largest(
     for card, one in () if as_json else found:
         start = f"{card.card.name:<{width}}  {size_text(card.card.capacity):>8}  "
         if not isinstance(one, Largest):
-            print(f"{start}cannot be imagined: {one}")
+            print(beside(screen, start, f"cannot be imagined: {one}"))
             continue
         needs = {each.batch: size_text(each.needs) for each in one.tries}
         tried = ", ".join(map(str, sorted(needs)))
-        beside = f"{size_text(one.tries[0].beside)} of it beside torch's allocator"
-        beside += "" if card.card.beside else ", not measured on this card"
+        rest = f"{size_text(one.tries[0].beside)} of it beside torch's allocator"
+        rest += "" if card.card.beside else ", not measured on this card"
         if one:
             more = needs.get(one.batch + 1)
             next_one = f"; {one.batch + 1} needs {more}" if more else ""
-            print(
-                f"{start}largest batch {one.batch}: it needs a card of {needs[one.batch]} "
-                f"({beside}){next_one} (tried {tried})"
-            )
+            text = f"largest batch {one.batch}: it needs a card of {needs[one.batch]} ({rest})"
+            print(beside(screen, start, f"{text}{next_one} (tried {tried})"))
         else:
-            print(f"{start}does not fit: a batch of 1 needs a card of {needs[1]} ({beside})")
+            text = f"does not fit: a batch of 1 needs a card of {needs[1]} ({rest})"
+            print(beside(screen, start, text))
     if not as_json:
         print_touched(runs)
     answers = [one for _, one in found]

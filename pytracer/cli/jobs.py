@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import errors
-from pytracer.cli import output
+from pytracer.cli import output, progress
 from pytracer.cli.command import Command
 
 _MERGED = {"perfetto": ".pftrace", "chrome": ".json.gz"}
@@ -38,7 +38,7 @@ def read(path: Path, engine: str | None = None, *, anonymous: bool = False) -> A
     """
     from pytracer import job
 
-    with output.patience(f"reading the ranks in {path}"):
+    with progress.doing(f"reading the ranks in {path}"):
         found = job.read_job(path, engine)
         if not found.comparison.readable:
             raise errors.UnreadableTrace(found.comparison.digests[0].problem)
@@ -47,16 +47,16 @@ def read(path: Path, engine: str | None = None, *, anonymous: bool = False) -> A
 
 def summary(options: argparse.Namespace) -> int:
     """Prints the comparison of all ranks."""
-    from pytracer.export import words
-    from pytracer.export.table import columns
+    from pytracer.export import terminal, words
 
     found = read(options.file, options.engine, anonymous=options.anonymous)
     if options.json:
         output.print_json(document(found))
         return 0
-    print(found.table())
+    screen = terminal.here()
+    print(found.table(screen.width, color=screen.color))
     if options.words:
-        print(f"\n{words.legend(width=columns(), of_jobs=True)}")
+        print(f"\n{words.legend(terminal=screen, of_jobs=True)}")
     folder = shlex.quote(str(options.file))
     print(f"\nWhy it differs:  pytracer diff {folder}", file=sys.stderr)
     print(f"On one page:     pytracer report {folder}", file=sys.stderr)
@@ -157,7 +157,7 @@ def export(options: argparse.Namespace) -> int:
             "--drop-alike goes with parquet, which keeps the digests of all ranks"
         )
     found = read(options.file, options.engine, anonymous=options.anonymous)
-    with output.patience(f"exporting {options.file}"):
+    with progress.doing(f"exporting {options.file}"):
         if name == "parquet":
             written = found.to_parquet(target, overwrite=options.force)
             if options.drop_alike:

@@ -12,7 +12,7 @@ from pytracer.cli.command import Command
 class Gemm(Command):
     """Which matrix shapes this device likes, and the gain from padding yours.
 
-    Times products here, or those of a traced model's layers:
+    Times matrix multiplications here, or those of a traced model's layers:
 
       pytracer gemm find-peak             the highest rate here, by dtype
       pytracer gemm sweep                 products of many sizes and alignments

@@ -1,7 +1,6 @@
 """The messages of a recording: what it prints while the program runs, and when it is over."""
 
 import contextlib
-import io
 import os
 import re
 import shlex
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytracer import errors
-from pytracer.cli import output
+from pytracer.cli import output, progress
 from pytracer.start import tell, where_packages_are
 
 
@@ -72,8 +71,7 @@ class Messages:
         elif self.rank == 0:
             if which and self._watching and not self._stop:
                 self.line(f"recorded {which}{self._watching}")
-            with output.patience("analysing"):
-                show(traced, shown)
+            show(traced, shown, "analysing what was recorded")
         if self._stop and which:
             if problem:
                 self.stop(problem)
@@ -211,18 +209,21 @@ def _before(shown: "Shown") -> str:
     return name if Path(shown.file).with_name(Path(name).name).exists() else ""
 
 
-def show(traced: Any, shown: Shown) -> None:
-    """Prints the table and the next commands in one write, so the program cannot print in between."""
+def show(traced: Any, shown: Shown, doing: str = "") -> None:
+    """Prints the table and the next commands in one write, so the program cannot print in between.
+
+    `doing` is what to say if it takes long; "" while the program runs, which prints itself.
+    """
     from pytracer import meta
     from pytracer.analysis.facts import timelines  # imports numpy, which a program may do first
-    from pytracer.export.table import wants_color
+    from pytracer.export import table, terminal
 
-    stderr = sys.__stderr__
-    table = traced.table(color=isinstance(stderr, io.TextIOWrapper) and wants_color(stderr))
+    with progress.doing(doing) if doing else contextlib.nullcontext():
+        screen = table.render(traced.data, terminal.here(sys.__stderr__))
     if len(traced.data.events.ticks) and not len(timelines.timeline(traced.data).step_ends):
-        table += "\n\nNo optimizer step was seen, so everything was recorded to the end."
+        screen += "\n\nNo optimizer step was seen, so everything was recorded to the end."
     if not shown.file:
-        tell(f"\n{shown.caption}{table}\n\nKept in memory only: no file could be written.")
+        tell(f"\n{shown.caption}{screen}\n\nKept in memory only: no file could be written.")
         return
     file = shlex.quote(shown.name)
     before = _before(shown)
@@ -231,7 +232,7 @@ def show(traced: Any, shown: Shown) -> None:
     )
     others = _other_ranks(shown.name, meta.of(traced.data).world_size)
     tell(
-        f"\n{shown.caption}{table}\n\nWritten to {shown.name}. Look again with:\n"
+        f"\n{shown.caption}{screen}\n\nWritten to {shown.name}. Look again with:\n"
         f"  pytracer summary {file}\n{since}"
         f"  pytracer export {file}    a timeline for Perfetto{others}"
     )

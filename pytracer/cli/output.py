@@ -8,13 +8,12 @@ import os
 import re
 import shlex
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pytracer import errors, units
+from pytracer.cli import progress
 
 JSON_VERSION = 1
 
@@ -111,20 +110,8 @@ def card(name: str, capacity: int | None = None, *, other: str) -> Any:
 def tell(text: str) -> None:
     """Prints to stderr, if there is one. Without it print() would use the program's stdout."""
     if sys.stderr is not None:
+        progress.hide()
         print(text, file=sys.stderr)
-
-
-@contextmanager
-def patience(doing: str) -> Iterator[None]:
-    """Names the work on stderr if it takes longer than two seconds."""
-    timer = threading.Timer(2.0, lambda: tell(f"pytracer: {doing} ..."))
-    timer.daemon = True
-    with suppress(RuntimeError):  # Python 3.12 starts no thread while it ends
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def print_json(document: dict[str, Any]) -> None:
@@ -165,7 +152,8 @@ def read(file: Path, *, anonymous: bool = False) -> Any:
     """
     from pytracer import loading
 
-    loaded = loading.read(file)
+    with progress.doing(f"reading {file}"):
+        loaded = loading.read(file)
     if loading.is_job(file):
         there: Any = loaded.comparison  # type: ignore[attr-defined]
         tell(f"rank {there.worst.rank} of {there.world_size}, which has the highest peak:")
@@ -178,7 +166,7 @@ def note_damage(file: Path, loaded: Any) -> None:
     status = loaded.file_report.get("status")
     if status not in ("complete", None):
         notes = [f"  {note}" for note in loaded.file_report.get("notes", [])]
-        print("\n".join((f"\n{file} is {status}:", *notes)), file=sys.stderr)
+        tell("\n".join((f"\n{file} is {status}:", *notes)))
 
 
 def summary_document(loaded: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import errors
-from pytracer.cli import output
+from pytracer.cli import output, progress
 from pytracer.cli.command import Command
 from pytracer.cli.imagine import add_wish, wish
 
@@ -58,12 +58,12 @@ class Fits(Command):
         if options.plan:
             return _plan(options, loaded)
         _require_gpu(loaded, options.device)
-        with output.patience("replaying"):
+        with progress.doing("replaying the allocator's requests"):
             prediction = loaded.fits(options.on, options.settings, options.device)
         verified = None
         if options.verify:
             verified = _verified(options, prediction, lambda verify: verify.fits, loaded.data)
-        _show(options, prediction, str(prediction), _document(prediction), verified)
+        _show(options, prediction, _document(prediction), verified)
         return _code(prediction or options.on is None, verified)
 
 
@@ -109,13 +109,13 @@ def _plan(options: argparse.Namespace, loaded: Any) -> int:
             "--plan needs --on SIZE, and uses the recorded settings; leave out --settings"
         )
     device = options.device or usage.main_device(loaded.data)
-    with output.patience("planning"):
+    with progress.doing("planning: trying which modules to checkpoint"):
         room = fits.room(loaded.data, options.on, device)
         prediction = loaded.checkpoint_plan(room, device, pinned=options.pinned)
     verified = None
     if options.verify:
         verified = _verified(options, prediction, lambda verify: verify.plan, loaded.data)
-    _show(options, prediction, str(prediction), _document_of_plan(prediction), verified)
+    _show(options, prediction, _document_of_plan(prediction), verified)
     return _code(prediction, verified)
 
 
@@ -124,16 +124,16 @@ def _verified(options: argparse.Namespace, prediction: Any, which: Any, data: An
     from pytracer import verify
 
     try:
-        with output.patience("running it"):
+        with progress.doing("running the program, to verify"):
             return which(verify)(data, prediction, options.program, wish(options))
     except errors.UsageError as error:
         return error
 
 
 def _show(
-    options: argparse.Namespace, prediction: Any, text: str, document: dict[str, Any], verified: Any
+    options: argparse.Namespace, prediction: Any, document: dict[str, Any], verified: Any
 ) -> None:
-    from pytracer.export.fits_text import render_verified
+    from pytracer.export import fits_text, terminal
 
     failed = isinstance(verified, errors.UsageError)
     if options.json:
@@ -143,9 +143,10 @@ def _show(
             both["verified"] = {**verified.document(), "touched": changes}
         output.print_json({**document, **both})
     else:
-        print(text)
+        screen = terminal.here()
+        print(fits_text.text_of(prediction, screen))
         if verified is not None and not failed:
-            print(f"\n{render_verified(verified)}")
+            print(f"\n{fits_text.render_verified(verified, screen)}")
     if failed:
         raise verified
 
@@ -215,16 +216,15 @@ class WhatIf(Command):
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
-        from pytracer.export.fits_text import render_what_if
-
         first, *others = (output.read(file) for file in options.files)
-        prediction = first.what_if(
-            *others, batch=options.batch, seq=options.seq, device=options.device
-        )
+        with progress.doing("learning how each allocation grows"):
+            prediction = first.what_if(
+                *others, batch=options.batch, seq=options.seq, device=options.device
+            )
         verified = None
         if options.verify:
             data = [first.data, *(other.data for other in others)]
             verified = _verified(options, prediction, lambda verify: verify.what_if, data)
         document = {**asdict(prediction), "exact": prediction.exact}
-        _show(options, prediction, render_what_if(prediction), document, verified)
+        _show(options, prediction, document, verified)
         return _code(True, verified)

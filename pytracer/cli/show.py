@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import errors
-from pytracer.cli import jobs, output
+from pytracer.cli import jobs, output, progress
 from pytracer.cli.command import Command
 from pytracer.units import size_text
 from pytracer.version import __version__
@@ -44,7 +44,7 @@ class Demo(Command):
         import torch
 
         from pytracer.demo import run
-        from pytracer.export.table import wants_color
+        from pytracer.export import table, terminal
         from pytracer.files import refuse_to_overwrite
 
         target = options.output or _DEMO_FILE
@@ -52,13 +52,13 @@ class Demo(Command):
         if options.device == "cuda" and not torch.cuda.is_available():
             raise errors.UsageError("--device cuda: there is no CUDA device here")
 
-        with output.patience("tracing"):
+        with progress.doing("tracing"):
             traced = run(options.steps, options.device)
         written = traced.save(target, overwrite=True)
         if options.json:
             output.print_json({**output.summary_document(traced), "path": str(written)})
             return 0
-        print(traced.table(color=wants_color(sys.stdout)))
+        print(table.render(traced.data, terminal.here()))
         again = shlex.join(["pytracer", "summary", str(written)])
         print(f"\nWritten to {written}. Look again with:  {again}")
         return 0
@@ -111,34 +111,36 @@ class Summary(Command):
 
     def run(self, options: argparse.Namespace) -> int:
         from pytracer import reading
-        from pytracer.export import advice_text, words
-        from pytracer.export.table import columns, shown_categories, wants_color
+        from pytracer.export import advice_text, postmortem, table, terminal, words
 
+        screen = terminal.here()
         if options.file is None and options.words:
-            print(words.legend(width=columns()))
+            print(words.legend(terminal=screen))
             return 0
         options.file = output.trace_or_newest(options.file)
         if options.by is not None:
             return _holders(options)
         if jobs.is_job(options.file):
             return jobs.summary(options)
-        with output.patience(f"reading {options.file}"):
+        with progress.doing(f"reading {options.file}"):
             loaded = reading.read(options.file)
             loaded = loaded.anonymous() if options.anonymous else loaded
             if options.advice and not options.json:
-                print(advice_text.text(loaded, columns()))
-                return 0
-            table = loaded.table(color=wants_color(sys.stdout))
+                shown = advice_text.text(loaded, screen)
+            else:
+                shown = table.render(loaded.data, screen)
         if options.json:
             output.print_json(output.summary_document(loaded))
             return 0
-        print(table)
+        print(shown)
+        if options.advice:
+            return 0
         if options.words:
-            print(f"\n{words.legend(shown_categories(loaded.peak), columns())}")
+            print(f"\n{words.legend(table.shown_categories(loaded.peak), screen)}")
         from pytracer import meta
 
         if meta.of(loaded.data).failed:
-            print(f"\n{loaded.post_mortem(columns())}")
+            print(f"\n{postmortem.render(loaded.data, screen)}")
         output.note_damage(options.file, loaded)
         file = shlex.quote(str(options.file))
         print(f"\nOver time:         pytracer export {file}", file=sys.stderr)
@@ -151,16 +153,17 @@ _MOST_HOLDERS = 30  # rows of `summary --by`
 
 def _holders(options: argparse.Namespace) -> int:
     """Who holds memory, by one or several keys, the largest first."""
-    from pytracer.export.table import columns, cut_in_front
+    from pytracer.export import terminal
 
     keys = options.by.split(",")
     loaded = output.read(options.file, anonymous=options.anonymous)
-    table = loaded.by(keys, at=options.at).reset_index()
+    with progress.doing("finding who holds memory"):
+        table = loaded.by(keys, at=options.at).reset_index()
     if options.json:
         rows = json.loads(table.to_json(orient="records"))
         output.print_json({"by": keys, "at": options.at, "holders": rows})
         return 0
-    total, width = int(table["bytes"].sum()), columns()
+    total, screen = int(table["bytes"].sum()), terminal.here()
     print(f"{size_text(total)} at the {options.at}\n")
     print(f"{'bytes':>10}{'share':>8}{'blocks':>8}  {', '.join(keys)}")
     for row in table.head(_MOST_HOLDERS).itertuples(index=False):
@@ -169,7 +172,7 @@ def _holders(options: argparse.Namespace) -> int:
         ]
         share = row.bytes / total if total else 0.0
         head = f"{size_text(row.bytes):>10}{share:>8.1%}{row.allocations:>8,}  "
-        print(head + cut_in_front(" \N{MIDDLE DOT} ".join(names), width - len(head)))
+        print(screen.one_line(head, " \N{MIDDLE DOT} ".join(names)))
     rest = table[_MOST_HOLDERS:]
     if len(rest):
         print(f"{size_text(int(rest['bytes'].sum())):>10}  in {len(rest):,} more; --json lists all")
@@ -247,16 +250,17 @@ class Diff(Command):
         if options.steps is not None and options.at != "peak":
             raise errors.UsageError(f"--at {options.at}: steps are compared at their peaks")
         from pytracer.analysis.answers import diff
+        from pytracer.export import terminal
         from pytracer.export.diff import render
-        from pytracer.export.table import columns
 
         after_path = options.after or options.before
         before = output.read(options.before)
         after = output.read(options.after) if options.after else before
         names = str(options.before), str(after_path)
-        changes = diff.diff(
-            before.data, after.data, options.by.split(","), options.at, options.steps, names
-        )
+        with progress.doing("comparing"):
+            changes = diff.diff(
+                before.data, after.data, options.by.split(","), options.at, options.steps, names
+            )
         if options.json:
             output.print_json(
                 {
@@ -267,7 +271,7 @@ class Diff(Command):
                 }
             )
             return 0
-        print(render(changes, names, columns(most=120)))
+        print(render(changes, names, terminal.here()))
         return 0
 
 
@@ -309,11 +313,13 @@ class Ledger(Command):
         if options.file is None:
             return _ledger_now(options)
         from pytracer.analysis.allocator import fragmentation, ledger
+        from pytracer.export import terminal
         from pytracer.export.ledger_text import render
 
         trace = output.read(options.file).data
-        books = ledger.ledger(trace, options.at, options.device)
-        layout = fragmentation.layout(trace, options.at, books.device)
+        with progress.doing("adding up"):
+            books = ledger.ledger(trace, options.at, options.device)
+            layout = fragmentation.layout(trace, options.at, books.device)
         probed = _probe() if options.probe else None
         if options.json:
             document = {
@@ -325,7 +331,7 @@ class Ledger(Command):
             output.print_json({**document, "probe": probed} if probed else document)
             return 0
         print(f"Ledger of {books.device} at the {books.at}")
-        print(render(books, layout))
+        print(render(books, layout, terminal.here()))
         if probed:
             _print_probe(probed)
         return 0
@@ -371,7 +377,7 @@ def _calibrate(*, as_json: bool) -> int:
     from pytracer.imagined import calibration
     from pytracer.units import size_text
 
-    with output.patience("measuring the GPU"):
+    with progress.doing("measuring the GPU"):
         card = calibration.measure()
     if as_json:
         output.print_json({"card": vars(card), "file": str(calibration.file())})

@@ -21,8 +21,7 @@ from typing import IO, Any
 
 from pytracer import driver, errors
 from pytracer.cli import output
-from pytracer.export import live
-from pytracer.export.table import Paint, wants_color
+from pytracer.export import live, terminal
 from pytracer.units import size_text
 
 _LOOK_EVERY_S = 0.5
@@ -95,7 +94,7 @@ class Screen:
     ) -> None:
         """`over`: whether the program has ended. `program`: its last line of output."""
         self._following, self._over, self._program = following, over, program
-        self._paint = Paint(wants_color(sys.stdout))
+        self._paint = terminal.here(sys.stdout).paint
         encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
         self._encoding, self._fine = encoding, encoding.replace("-", "") == "utf8"
         self._in, self._out = sys.stdin.fileno(), sys.stdout.fileno()

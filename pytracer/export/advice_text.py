@@ -1,12 +1,12 @@
 """The list of changes as text. Every place that shows changes has its words from here."""
 
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 from pytracer.analysis.facts import usage
 from pytracer.analysis.forecasts import changes
 from pytracer.analysis.forecasts.changes import Change
+from pytracer.export.terminal import BOLD, GREEN, Terminal
 from pytracer.recorded import Trace
 from pytracer.units import size_text
 
@@ -47,21 +47,21 @@ def best(trace: Trace, device: str) -> Iterator[tuple[str, str]]:
         yield "more", f"{len(found) - _MOST} more: pytracer summary --advice, or t.advice()"
 
 
-def text(loaded: Any, width: int) -> str:
-    """The list for a screen of this width."""
+def text(loaded: Any, terminal: Terminal) -> str:
+    """The list for this terminal."""
     trace, peak = loaded.data, loaded.peak
     found = changes.changes(trace, peak.device)
     lines = [f"The peak is {size_text(peak.bytes)}."]
     if not found:
         none = f"{lines[0]} No change is known that lowers it by a hundredth."
-        return textwrap.fill(none, width)
+        return "\n".join(terminal.wrap(none))
     for kind, head in HEADS.items():
         rows = [one for one in found if one.kind == kind]
-        lines += ["", head] if rows else []
+        lines += ["", terminal.paint(head, BOLD)] if rows else []
         for row in rows:
-            lines += _row(row, width)
+            lines += _row(row, terminal)
     if sentence := together(trace, peak.device):
-        lines += ["", *textwrap.wrap(sentence, width)]
+        lines += ["", *terminal.wrap(sentence)]
     return "\n".join(lines)
 
 
@@ -75,10 +75,12 @@ def together(trace: Trace, device: str) -> str:
     return ""
 
 
-def _row(row: Change, width: int) -> list[str]:
-    start = f"  {saves(row):<17}"
-    indent = " " * len(start)
-    lines = textwrap.wrap(body(row), width, initial_indent=start, subsequent_indent=indent)
+def _row(row: Change, terminal: Terminal) -> list[str]:
+    saved = saves(row)
+    start = f"  {saved:<17}"
+    lines = terminal.wrap(body(row), start, " " * len(start))
+    if saved:
+        lines[0] = lines[0].replace(saved, terminal.paint(saved, GREEN), 1)
     if row.code:  # in lines of its own, so that it can be copied
-        lines += ["", *textwrap.indent(row.code, "    ").splitlines()]
+        lines += ["", *terminal.code(row.code)]
     return lines

@@ -207,6 +207,7 @@ class Track(NamedTuple):
     order: int  # among the tracks of its parent
     is_counter: bool = False
     holds_lifetimes: bool = False
+    scale: str = ""  # counters with the same one are as high for the same bytes
 
 
 _OWN_THREADS = (
@@ -298,7 +299,8 @@ class Document(Sink):
             order = first + 1 + len(result) if len(table.arguments) > 1 else first + 20
             number = FIRST_COUNTER + others + len(result) + (self.rank << 32)
             parent = groups[table.process]
-            result.append(Track(number, parent, f"{name}{suffix}", order, is_counter=True))
+            track = Track(number, parent, f"{name}{suffix}", order, is_counter=True, scale="bytes")
+            result.append(track)
         return result
 
     def _own_threads(self) -> list[tuple[int, str]]:

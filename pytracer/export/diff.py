@@ -1,26 +1,28 @@
 """A diff as text: the changes, the largest first, and a line for all others."""
 
+import textwrap
 from collections.abc import Iterator
 
 from pytracer.analysis.answers import diff_rows
 from pytracer.analysis.answers.diff import Diff, Side
 from pytracer.analysis.answers.diff_rows import Change, Changes
-from pytracer.export.table import cut_in_front
+from pytracer.export.terminal import BOLD, GREEN, PLAIN, RED, Terminal, cut_in_front
 from pytracer.units import size_text
 
 _MOST_ROWS = 6  # each takes one line or two
-_LEAST_TEXT = 15  # the longest category, `optimizer_state`
 
 
-def render(diff: Diff, names: tuple[str, str] = ("before", "after"), width: int = 80) -> str:
+def render(
+    diff: Diff, names: tuple[str, str] = ("before", "after"), terminal: Terminal = PLAIN
+) -> str:
     """The screen as text, without a line break at its end."""
     lines = [
-        *_sides(names, diff, width),
-        *_change(diff, width),
-        *_categories(diff, width),
-        *([diff.note] if diff.note else []),
+        *_sides(names, diff, terminal),
+        *_change(diff, terminal),
+        *_categories(diff, terminal),
+        *terminal.wrap(diff.note),
         "",
-        *_rows(diff, width),
+        *_rows(diff, terminal),
     ]
     return "\n".join(line.rstrip() for line in lines)
 
@@ -30,12 +32,13 @@ def signed(amount: int) -> str:
     return size_text(amount) if amount <= 0 else f"+{size_text(amount)}"
 
 
-def _sides(names: tuple[str, str], diff: Diff, width: int) -> list[str]:
+def _sides(names: tuple[str, str], diff: Diff, terminal: Terminal) -> list[str]:
     texts = [_moment(side) for side in (diff.before, diff.after)]
-    room = max(width - max(map(len, texts)) - 2, 8)
+    room = max(terminal.width - max(map(len, texts)) - 2, 8)
     shown = [cut_in_front(name, room) for name in names]
     if shown[0] == shown[1] and names[0] != names[1]:  # too narrow: their own lines
-        return [line for name, text in zip(names, texts, strict=True) for line in (name, text)]
+        both = zip(names, texts, strict=True)
+        return [line for name, text in both for line in (*terminal.wrap(name), text)]
     column = max(map(len, shown))
     return [f"{name:<{column}}  {text}" for name, text in zip(shown, texts, strict=True)]
 
@@ -47,16 +50,16 @@ def _moment(side: Side) -> str:
     return f"{size_text(side.bytes):>10}  {side.device}{when}"
 
 
-def _change(diff: Diff, width: int) -> Iterator[str]:
+def _change(diff: Diff, terminal: Terminal) -> Iterator[str]:
     """What changed in all, beside the bytes that the allocator reserves, if both sides know it."""
-    change = _from_to(diff.before.bytes, diff.after.bytes)
+    change = terminal.paint(_from_to(diff.before.bytes, diff.after.bytes), BOLD)
     old, new = diff.before.reserved, diff.after.reserved
     if old is None or new is None:
         yield change
         return
     reserved = f"reserved {size_text(old)} -> {size_text(new)}, {_from_to(old, new)}"
-    one_line = f"{change}   {reserved}"
-    yield from (one_line,) if len(one_line) <= width else (change, reserved)
+    one_line = len(change) + 3 + len(reserved) <= terminal.width
+    yield from (f"{change}   {reserved}",) if one_line else (change, reserved)
 
 
 def _from_to(before: int, after: int) -> str:
@@ -64,39 +67,26 @@ def _from_to(before: int, after: int) -> str:
     return f"{signed(after - before)}{share}"
 
 
-def _categories(diff: Diff, width: int) -> Iterator[str]:
+def _categories(diff: Diff, terminal: Terminal) -> Iterator[str]:
     """The categories that changed, the largest change first."""
     before, after = diff.before.by_category, diff.after.by_category
     changes = sorted(((after[c] - before[c], c) for c in after), key=lambda pair: -abs(pair[0]))
-    parts = [f"{name} {signed(change)}" for change, name in changes if change]
-    line = ""
-    for part in parts:
-        if line and len(f"{line}, {part},") > width:
-            yield f"{line},"
-            line = ""
-        line = f"{line}, {part}" if line else part
-    if line:
-        yield line
+    return terminal.listed(f"{name} {signed(change)}" for change, name in changes if change)
 
 
-def _rows(diff: Diff, width: int) -> Iterator[str]:
+def _rows(diff: Diff, terminal: Terminal) -> Iterator[str]:
     changes = diff_rows.changes(diff)
     moved = _moved(changes)
     if not changes.rows:
         nothing = "nothing else differs" if diff.rows else "both are empty"
-        yield f"{nothing}: {moved}" if moved else nothing
+        yield from terminal.wrap(f"{nothing}: {moved}" if moved else nothing)
         return
-    for change in changes.rows[:_MOST_ROWS]:
-        head = f"{signed(change.row.change):>12}  {change.row.kind:<7}"
-        texts = _texts(diff, change) or ["(not known)"]
-        if len(f"{head} {'  '.join(texts)}") <= width:
-            yield f"{head} {'  '.join(texts)}"
-            continue
-        # The category and the module stand beside the number, the rest below.
-        room = width - len(head) - 1
-        for text in (*_fitted(texts[:2], room), *_fitted(texts[2:], room)):
-            yield f"{head} {text}"
-            head = " " * len(head)
+    shown = changes.rows[:_MOST_ROWS]
+    rows = [_row(diff, change, terminal) for change in shown]
+    for change, row in zip(shown, rows, strict=True):
+        if rows.count(row) > 1:  # what tells them apart was cut away
+            row = _row(diff, change, terminal, cut=False)
+        yield from _colored(row, change, terminal)
     left = [change.row.change for change in changes.rows[_MOST_ROWS:]]
     if left:
         both = sum(size for size in left if size > 0), sum(size for size in left if size < 0)
@@ -105,7 +95,30 @@ def _rows(diff: Diff, width: int) -> Iterator[str]:
         space = " " if second else "  "
         yield f"{more}{space}in {len(left):,} other row{'s' if len(left) > 1 else ''}"
     if moved:
-        yield f"{size_text(0):>12}  in {moved}"
+        yield from terminal.wrap(f"in {moved}", f"{size_text(0):>12}  ", " " * 14)
+
+
+def _row(diff: Diff, change: Change, terminal: Terminal, *, cut: bool = True) -> list[str]:
+    """The lines of one change: the number, what happened, and every key."""
+    head = f"{signed(change.row.change):>12}  {change.row.kind:<7} "
+    texts = _texts(diff, change) or ["(not known)"]
+    whole = head + "  ".join(texts)
+    if len(whole) <= terminal.width:
+        return [whole]
+    # The category and the module stand beside the number, the rest below.
+    room = terminal.width - len(head)
+    first, *more = (
+        line for part in (texts[:2], texts[2:]) for line in _packed(part, room, cut=cut)
+    )
+    return [head + first, *(" " * len(head) + line for line in more)]
+
+
+def _colored(lines: list[str], change: Change, terminal: Terminal) -> Iterator[str]:
+    """The lines with the number red if memory grew, and green if it shrank."""
+    number = signed(change.row.change)
+    color = RED if change.row.change > 0 else GREEN
+    yield lines[0].replace(number, terminal.paint(number, color), 1)
+    yield from lines[1:]
 
 
 def _moved(changes: Changes) -> str:
@@ -134,12 +147,14 @@ def _text(key: str, text: str, change: Change) -> str:
     return shown
 
 
-def _fitted(texts: list[str], width: int) -> list[str]:
-    """The texts in one line, in which the longest gives way; in a line each if that is too narrow."""
-    fitted = list(texts)
-    while (over := len("  ".join(fitted)) - width) > 0:
-        length, longest = max((len(text), i) for i, text in enumerate(fitted))
-        if length <= _LEAST_TEXT:
-            return [cut_in_front(text, width) for text in texts]
-        fitted[longest] = cut_in_front(fitted[longest], max(length - over, _LEAST_TEXT))
-    return ["  ".join(fitted)] if fitted else []
+def _packed(texts: list[str], room: int, *, cut: bool) -> list[str]:
+    """The texts in as few lines as hold them whole. One that is longer than a line is cut or broken."""
+    lines: list[str] = []
+    for text in texts:
+        if lines and len(f"{lines[-1]}  {text}") <= room:
+            lines[-1] += f"  {text}"
+        elif cut or len(text) <= room:
+            lines.append(cut_in_front(text, room))
+        else:
+            lines += textwrap.wrap(text, room)
+    return lines

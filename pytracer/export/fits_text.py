@@ -1,48 +1,65 @@
 """Predictions as text: whether a run fits, a plan, another batch; and their verification."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from pytracer.analysis.allocator.advice import Choice
-from pytracer.analysis.allocator.replay import EXACT, NOT_KNOWN, PERHAPS, FailedRequest
+from pytracer.analysis.allocator.replay import EXACT, NO, NOT_KNOWN, PERHAPS, YES, FailedRequest
 from pytracer.analysis.forecasts.checkpoint_plans import CheckpointPlan
 from pytracer.analysis.forecasts.fits import Fits, Holder
 from pytracer.analysis.forecasts.verified import Verified
 from pytracer.analysis.forecasts.what_if import WhatIf
 from pytracer.export import touched_text
-from pytracer.export.table import cut_in_front, paragraph
+from pytracer.export.terminal import (
+    DIM,
+    GREEN,
+    MARGIN,
+    PLAIN,
+    RED,
+    YELLOW,
+    Terminal,
+    cut_in_front,
+    plain,
+)
 from pytracer.model_names import module_text
 from pytracer.names import short_line
 from pytracer.units import size_text
 
 NOT_MEASURED = "torch's allocator: not measured; leave about 1 GiB"
-_MARGIN = 10
 _MOST_CHOICES = 8
 
 
-def render(fits: Fits, width: int = 80) -> str:
+def render(fits: Fits, terminal: Terminal = PLAIN) -> str:
     """The page, without a line break at its end."""
-    lines = [*paragraph("fits", _answer(fits), width)]
-    lines += paragraph("beside", _beside(fits), width)
-    lines += paragraph("basis", _basis(fits), width)
+    lines = [*_verdict(terminal, "fits", answer(fits), fits.verdict)]
+    lines += terminal.paragraph("beside", beside(fits))
+    lines += terminal.paragraph("basis", _basis(fits))
     if len(fits.by_kind) > 1:
         kinds = (f"{kind} {size_text(peak.bytes)}" for kind, peak in fits.by_kind.items())
-        lines += paragraph("peaks", ", ".join(kinds), width)
+        lines += terminal.paragraph("peaks", ", ".join(kinds))
     if fits.replay.failed is not None and not _is_full(fits):
-        lines += _failure(fits.replay.failed, width)
-        lines += _holders(fits.holders, width)
-    lines += ["", *_choices(fits, width)]
+        lines += _failure(fits.replay.failed, terminal)
+        lines += _holders(fits.holders, terminal)
+    lines += ["", *_choices(fits, terminal)]
     for note in fits.notes:
-        lines += paragraph("note", note, width)
-    return _joined(lines, fits.verified, width)
+        lines += terminal.paragraph("note", note)
+    return _joined(lines, fits.verified, terminal)
 
 
-def _joined(lines: list[str], verified: Verified | None, width: int) -> str:
+def _verdict(terminal: Terminal, title: str, answer: str, verdict: str) -> list[str]:
+    """The answer, in the colour of its verdict."""
+    color = {YES: GREEN, NO: RED}.get(verdict, YELLOW)
+    return terminal.in_one_color(title, answer, color)
+
+
+def _joined(lines: list[str], verified: Verified | None, terminal: Terminal) -> str:
     if verified is not None:
-        lines = [*lines, "", render_verified(verified, width)]
+        lines = [*lines, "", render_verified(verified, terminal)]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _answer(fits: Fits) -> str:
+def answer(fits: Fits) -> str:
+    """Whether the run fits, in a sentence."""
     needs = f"the run needs a card of {size_text(fits.smallest_card)}"
     if fits.verdict == NOT_KNOWN:
         where = "" if fits.card is None else f" on {size_text(fits.card)}"
@@ -84,21 +101,26 @@ def _doubt(fits: Fits) -> str:
     return f"{reserves}, and {beside}"
 
 
-def _beside(fits: Fits) -> str:
+def beside(fits: Fits) -> str:
+    """What the card holds beside torch's allocator, and what that needs of the rest."""
     if not fits.beside:
-        return f"{NOT_MEASURED}. The allocator {_reserves(fits)}"
-    beside, needed = _adding_up([fits.beside, fits.smallest_card - fits.beside])
-    start = (
-        f"{beside} are the context, libraries and the driver's. Torch's allocator needs {needed}"
-    )
-    return start if _is_full(fits) else f"{start}, and {_reserves(fits)}"
+        who = "The allocator" if fits.replay else "Of the rest,"
+        return f"{NOT_MEASURED}. {who} {_reserves(fits)}"
+    besides, needed = _adding_up([fits.beside, fits.smallest_card - fits.beside])
+    start = f"{besides} are the context, libraries and the driver's"
+    needs = f"Torch's allocator needs {needed}"
+    if _is_full(fits):
+        return f"{start}. {needs}"
+    if fits.replay:
+        return f"{start}. {needs}, and {_reserves(fits)}"
+    return f"{start}; of the rest, {_reserves(fits)}. {needs}"
 
 
 def _reserves(fits: Fits) -> str:
     replayed = fits.replay
     if replayed:
         return f"reserves {_between(*fits.reserved)} if it can"
-    return f"has reserved {size_text(replayed.peak_reserved)} when a request fails"
+    return f"torch had reserved {size_text(replayed.peak_reserved)} when a request failed"
 
 
 def _adding_up(parts: Sequence[int]) -> list[str]:
@@ -155,38 +177,58 @@ def on_a_card(fits: Fits) -> str:
     return f"does not fit: {failure}; {needs}{peaks}; {beside}"
 
 
-def _failure(failed: FailedRequest, width: int) -> Iterator[str]:
+def _failure(failed: FailedRequest, terminal: Terminal) -> Iterator[str]:
     request = f"{size_text(failed.bytes)} for {failed.op or 'a tensor'}"
     if failed.module:
         request += f" in {failed.module}"
     if failed.line:
         request += f" at {short_line(failed.line)}"
     when = f", step {failed.step}, {failed.phase}" if failed.step is not None else ""
-    yield from paragraph("fails at", request + when, width)
+    yield from terminal.paragraph("fails at", request + when)
     room = (
         f"{size_text(failed.reserved)} reserved, {size_text(failed.allocated)} in use; of "
         f"{size_text(failed.free)} free the largest block that could serve has "
         f"{size_text(failed.largest_free)}"
     )
-    yield from paragraph("", room, width)
+    yield from terminal.paragraph("", room)
 
 
-def _holders(rows: tuple[Holder, ...], width: int) -> Iterator[str]:
+def _holders(rows: tuple[Holder, ...], terminal: Terminal) -> Iterator[str]:
     for i, row in enumerate(rows):
-        start = f"{'holds' if i == 0 else '':<{_MARGIN}}{size_text(row.bytes):>8}  "
+        title = "holds" if i == 0 else ""
+        size = f"{size_text(row.bytes):>8}  "
         parts = (row.category, row.module, short_line(row.line))
         text = "  ".join(part for part in parts if part)
-        yield start + cut_in_front(text, width - len(start))
+        start = terminal.paint(title, DIM) + " " * (MARGIN - len(title)) + size
+        yield start + cut_in_front(text, terminal.width - MARGIN - len(size))
 
 
-def _choices(fits: Fits, width: int) -> Iterator[str]:
-    yield from paragraph("settings", "the smallest card with each, as replayed", width)
+def _choices(fits: Fits, terminal: Terminal) -> Iterator[str]:
+    yield from terminal.paragraph("settings", "the smallest card with each, as replayed")
     rows = [(_says(fits, choice), choice) for choice in fits.choices[:_MOST_CHOICES]]
     wide = max((len(says) for says, _ in rows), default=0)
+    longest = max((len(_named(choice.settings)) for _, choice in rows), default=0)
+    in_columns = MARGIN + 12 + wide + longest <= terminal.width
     for says, choice in rows:
-        size = size_text(choice.smallest_room + fits.beside)
-        start = f"{'':<{_MARGIN}}{size:>8}  {says:<{wide}}{'  ' if wide else ''}"
-        yield start + _named(choice.settings)
+        size = f"{'':<{MARGIN}}{size_text(choice.smallest_room + fits.beside):>8}  "
+        shown = terminal.paint(says, GREEN if says.endswith("fits") else "")
+        named = _named(choice.settings)
+        if in_columns:
+            yield f"{size}{shown}{'':<{wide - len(says)}}{'  ' if wide else ''}{named}"
+        else:
+            yield from _broken(size, named, terminal)
+            yield from [" " * len(size) + shown] if says else []
+
+
+def _broken(start: str, settings: str, terminal: Terminal) -> Iterator[str]:
+    """Long settings over several lines, which end with a comma."""
+    line = ""
+    for part in settings.split(","):
+        if line and len(f"{start}{line},{part},") > terminal.width:
+            yield f"{start}{line},"
+            start, line = " " * len(start), ""
+        line = f"{line},{part}" if line else part
+    yield start + line
 
 
 def _says(fits: Fits, choice: Choice) -> str:
@@ -199,26 +241,28 @@ def _named(settings: str) -> str:
     return settings or "torch's defaults"
 
 
-def render_what_if(prediction: WhatIf, width: int = 80) -> str:
+def render_what_if(prediction: WhatIf, terminal: Terminal = PLAIN) -> str:
     """The predicted peak, and the rows without a law."""
     length = f", length {prediction.length}" if prediction.length is not None else ""
-    lines = paragraph("what if", f"batch {prediction.batch}{length} on {prediction.device}", width)
-    lines += paragraph("peak", _likely(prediction), width)
+    lines = terminal.paragraph(
+        "what if", f"batch {prediction.batch}{length} on {prediction.device}"
+    )
+    lines += terminal.paragraph("peak", _likely(prediction))
     traced = ", ".join(f"{batch:,}" for batch in prediction.batches)
     basis = f"{prediction.basis}, from traces with {traced} rows of the model's input"
-    lines += paragraph("basis", basis, width)
+    lines += terminal.paragraph("basis", basis)
     if prediction.reserved is not None:
-        lines += paragraph("reserved", _between(*prediction.reserved), width)
+        lines += terminal.paragraph("reserved", _between(*prediction.reserved))
     agree = "trace gives" if prediction.traces == 1 else "traces agree on"
     law = f"{prediction.with_law:.1%} of the peak follow a law that {prediction.traces} {agree}"
-    lines += paragraph("known by", law, width)
+    lines += terminal.paragraph("known by", law)
     for i, row in enumerate(prediction.flagged):
         title = "no law" if i == 0 else ""
-        where = f"  {row.category}  {row.module}  {row.op}"
-        lines.append(f"{title:<{_MARGIN}}{_between(row.lowest, row.highest)}{where}"[:width])
+        start = f"{title:<{MARGIN}}{_between(row.lowest, row.highest)}  "
+        lines.append(terminal.one_line(start, f"{row.category}  {row.module}  {row.op}"))
     for note in prediction.notes:
-        lines += paragraph("note", note, width)
-    return _joined(lines, prediction.verified, width)
+        lines += terminal.paragraph("note", note)
+    return _joined(lines, prediction.verified, terminal)
 
 
 def _likely(prediction: WhatIf) -> str:
@@ -228,9 +272,18 @@ def _likely(prediction: WhatIf) -> str:
     return f"{between}; {size_text(prediction.likely)} if the program does what it did"
 
 
-def text_of(forecast: Fits | WhatIf | CheckpointPlan) -> str:
+def text_of(forecast: Fits | WhatIf | CheckpointPlan, terminal: Terminal = PLAIN) -> str:
     """Any forecast as text."""
-    return render_what_if(forecast) if isinstance(forecast, WhatIf) else str(forecast)
+    if isinstance(forecast, WhatIf):
+        return render_what_if(forecast, terminal)
+    if isinstance(forecast, CheckpointPlan):
+        return render_plan(forecast, terminal)
+    return render(forecast, terminal)
+
+
+def as_printed(forecast: Fits | CheckpointPlan) -> str:
+    """The text of `print(t.fits(...))`: as wide as the terminal, and without colours."""
+    return text_of(forecast, plain())
 
 
 def _between(lowest: int, highest: int) -> str:
@@ -240,8 +293,8 @@ def _between(lowest: int, highest: int) -> str:
     return low if lowest == highest else f"between {low} and {high}"
 
 
-def render_plan(plan: CheckpointPlan, width: int = 80) -> str:
-    """The modules of the plan, its memory and time, and the code to paste."""
+def answer_of_plan(plan: CheckpointPlan) -> str:
+    """Whether a plan fits the budget, in a sentence."""
     chosen, budget = plan.chosen, size_text(plan.budget)
     needs = f"{size_text(chosen.peak_reserved or chosen.peak)} instead of "
     needs += size_text(plan.now.peak_reserved or plan.now.peak)
@@ -255,45 +308,60 @@ def render_plan(plan: CheckpointPlan, width: int = 80) -> str:
     else:
         answer = f"fits in {budget}: {needs}, for {chosen.time_ratio - 1:.0%} more time"
     if plan.verdict == NOT_KNOWN:
-        answer = f"not known, for the reason in the notes. By what was recorded: {answer}"
-    elif plan.verdict == PERHAPS:
-        answer = f"perhaps: {answer}, but not wherever the driver may put segments"
-    lines = [*paragraph("plan", answer, width)]
+        return f"not known, for the reason in the notes. By what was recorded: {answer}"
+    if plan.verdict == PERHAPS:
+        return f"perhaps: {answer}, but not wherever the driver may put segments"
+    return answer
+
+
+def render_plan(plan: CheckpointPlan, terminal: Terminal = PLAIN) -> str:
+    """The modules of the plan, its memory and time, and the code to paste."""
+    chosen, answer = plan.chosen, answer_of_plan(plan)
+    lines = [*_verdict(terminal, "plan", answer, plan.verdict)]
     if chosen.modules:
-        lines += paragraph("modules", ", ".join(map(module_text, chosen.modules)), width)
+        lines += terminal.paragraph("modules", ", ".join(map(module_text, chosen.modules)))
     if chosen.offloaded:
         text = f"{', '.join(map(module_text, chosen.offloaded))}, with {size_text(chosen.pinned)} pinned on the host"
-        lines += paragraph("offload", text, width)
+        lines += terminal.paragraph("offload", text)
     for warning in plan.warnings:
-        lines += paragraph("warning", warning, width)
+        lines += terminal.paragraph("warning", warning)
     for note in plan.notes:
-        lines += paragraph("note", note, width)
+        lines += terminal.paragraph("note", note)
     if plan.code:
-        lines += ["", *(f"    {line}" for line in plan.code.splitlines())]
-    return _joined(lines, plan.verified, width)
+        lines += ["", *terminal.code(plan.code)]
+    return _joined(lines, plan.verified, terminal)
 
 
-def render_verified(verified: Verified, width: int = 80) -> str:
+def _row_of_figures(
+    terminal: Terminal, name: str, predicted: str, measured: str, error: str
+) -> str:
+    if terminal.width < 76:
+        return f"{name:<14}{predicted:>22}{measured:>12}{error:>12}"
+    return f"{'':<{MARGIN}}{name:<16}{predicted:>24}{measured:>14}{error:>12}"
+
+
+def render_verified(verified: Verified, terminal: Terminal = PLAIN) -> str:
     """The predicted and the measured figures, side by side."""
     machine = verified.machine
     where = f"{machine['device']}, torch {machine['torch']}"
     if verified.limit is not None:
         where += f", with {size_text(verified.limit)} for torch's allocator"
-    lines = [*paragraph("verified", where, width)]
-    lines.append(f"{'':<{_MARGIN}}{'':<16}{'predicted':>24}{'measured':>14}{'error':>12}")
+    lines = [*terminal.paragraph("verified", where)]
+    row = partial(_row_of_figures, terminal)
+    lines.append(row("", "predicted", "measured", "error"))
     predicted, measured = (
         "runs" if each else "fails" for each in (verified.was_to_run, verified.ran)
     )
-    lines.append(f"{'':<{_MARGIN}}{'to the end':<16}{predicted:>24}{measured:>14}")
-    for row in verified.figures:
-        predicted, measured = _between(row.lowest, row.highest), size_text(row.measured)
-        predicted = predicted.removeprefix("between ")
-        lines.append(
-            f"{'':<{_MARGIN}}{row.name:<16}{predicted:>24}{measured:>14}{row.error:>+12.3%}"
-        )
-    lines += paragraph("", "it held" if verified else "it did not hold", width)
+    lines.append(row("to the end", predicted, measured, ""))
+    for one in verified.figures:
+        predicted = _between(one.lowest, one.highest).removeprefix("between ")
+        lines.append(row(one.name, predicted, size_text(one.measured), f"{one.error:+.3%}"))
+    held, color = ("it held", GREEN) if verified else ("it did not hold", RED)
+    lines.append(" " * MARGIN + terminal.paint(held, color))
     for note in verified.notes:
-        lines += paragraph("note", note, width)
-    lines += paragraph("", f"added to {verified.file}", width)
-    lines += touched_text.render(verified.changes, kept=False, keep="", width=width).splitlines()
+        lines += terminal.paragraph("note", note)
+    lines += terminal.paragraph("", f"added to {verified.file}")
+    lines += touched_text.render(
+        verified.changes, kept=False, keep="", terminal=terminal
+    ).splitlines()
     return "\n".join(line.rstrip() for line in lines)

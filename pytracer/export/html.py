@@ -14,6 +14,7 @@ from pytracer.analysis.answers import breakdown, training_steps
 from pytracer.analysis.facts import usage
 from pytracer.export.series import LEAST_APART, Band, Series, clock, series
 from pytracer.export.table import render as table
+from pytracer.export.terminal import Terminal
 from pytracer.recorded import Trace
 from pytracer.schema import ALWAYS_SHOWN, CATEGORY_COLORS, I64
 from pytracer.units import size_text, time_text
@@ -67,7 +68,7 @@ def _safe(text: str) -> str:
 
 def _rest(trace: Trace, device: str | None) -> str:
     """The table's lines below the categories: modules, lines, changes."""
-    return without_folders(table(trace, 100, device=device).split("\n\n")[-1])
+    return without_folders(table(trace, Terminal(100), device).split("\n\n")[-1])
 
 
 def _rows(trace: Trace, peak: usage.Peak) -> Iterator[str]:

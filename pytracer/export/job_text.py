@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from pytracer.export.table import cut_in_front, paragraph
+from pytracer.export.terminal import BOLD, DIM, MARGIN, PLAIN, USUAL, Terminal, cut_in_front
 from pytracer.names import short_line
 from pytracer.ranks.compare import (
     TIMES,
@@ -33,42 +33,38 @@ _TITLES = {
 }
 
 
-def render(job: Comparison, earlier: Sequence[str] = (), width: int = 80) -> str:
+def render(job: Comparison, earlier: Sequence[str] = (), terminal: Terminal = PLAIN) -> str:
     """The screen, without a line break at its end."""
     lines = [
-        *_head(job, width),
+        *_head(job, terminal),
         "",
-        *_figures(job, width),
+        *_figures(job, terminal),
         "",
-        *_missing(job, earlier, width),
-        *_endings(job, width),
-        *_most(job.stuck, "stuck", _stuck, width),
-        *_most(job.late, "waits", _late, width),
-        *_clocks(job, width),
-        *_most(job.outliers, "rank", lambda one: outlier_text(one, job), width),
-        *_parts(job, width),
-        *_sharding(job, width),
-        *_most(job.findings, "finding", lambda one: _finding(one, len(job.readable)), width),
-        *_look_at(job, width),
+        *_said(job, earlier, terminal),
+        *_look_at(job, terminal),
     ]
     return "\n".join(line.rstrip() for line in lines)
 
 
 def said(job: Comparison, earlier: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Who is missing, who died, who differs and why, findings of all: a title and a text each."""
-    width = 100_000  # one line for each
-    lines = [
-        *_missing(job, earlier, width),
-        *_endings(job, width),
-        *_most(job.stuck, "stuck", _stuck, width),
-        *_most(job.late, "waits", _late, width),
-        *_clocks(job, width),
-        *_most(job.outliers, "rank", lambda one: outlier_text(one, job), width),
-        *_parts(job, width),
-        *_sharding(job, width),
-        *_most(job.findings, "finding", lambda one: _finding(one, len(job.readable)), width),
+    one_line_each = Terminal(100_000)
+    lines = _said(job, earlier, one_line_each)
+    return [(line[:MARGIN].strip(), line[MARGIN:].strip()) for line in lines]
+
+
+def _said(job: Comparison, earlier: Sequence[str], terminal: Terminal) -> list[str]:
+    return [
+        *_missing(job, earlier, terminal),
+        *_endings(job, terminal),
+        *_most(job.stuck, "stuck", _stuck, terminal),
+        *_most(job.late, "waits", _late, terminal),
+        *_clocks(job, terminal),
+        *_most(job.outliers, "rank", lambda one: outlier_text(one, job), terminal),
+        *_parts(job, terminal),
+        *_sharding(job, terminal),
+        *_most(job.findings, "finding", lambda one: _finding(one, len(job.readable)), terminal),
     ]
-    return [(line[:10].strip(), line[10:].strip()) for line in lines]
 
 
 def head(job: Comparison) -> str:
@@ -93,10 +89,10 @@ def title(name: str) -> str:
     return _title(name).strip()
 
 
-def _head(job: Comparison, width: int) -> list[str]:
+def _head(job: Comparison, terminal: Terminal) -> list[str]:
     ranks = f"job of {job.world_size} rank{'s' * (job.world_size != 1)}"
     if not job.readable:
-        return paragraph(ranks, "none has a trace that can be read", width)
+        return terminal.wrap(f"{ranks}: none has a trace that can be read")
     hosts = len({one.host for one in job.readable if one.host})
     where = f" on {hosts} hosts" if hosts > 1 else ""
     worst = job.worst
@@ -104,16 +100,19 @@ def _head(job: Comparison, width: int) -> list[str]:
     text = (
         f"{ranks}{where}   peak {size_text(worst.peak)} on rank {worst.rank} ({worst.device}){step}"
     )
-    return [text] if len(text) <= width else paragraph("", text, width)
+    lines = [text] if len(text) <= terminal.width else terminal.wrap(text)
+    return [terminal.paint(line, BOLD) for line in lines]
 
 
-def _figures(job: Comparison, width: int) -> Iterator[str]:
+def _figures(job: Comparison, terminal: Terminal) -> Iterator[str]:
     if not job.spreads:
         return
-    yield f"{'':<17}{'lowest':>11}{'median':>11}{'highest':>11}   on rank"
+    wide = 11 if terminal.width >= USUAL else 9
+    heads = "".join(f"{head:>{wide}}" for head in ("lowest", "median", "highest"))
+    yield terminal.paint(f"{'':<17}{heads}  on rank", DIM)
     for row in job.spreads:
-        figures = f"  {_title(row.name):<15}{_sizes(row)}   "
-        yield figures + _on(row, width - len(figures))
+        figures = f"  {_title(row.name):<15}{_sizes(row, wide)}  "
+        yield figures + _on(row, terminal.width - len(figures))
 
 
 def _title(name: str) -> str:
@@ -124,9 +123,9 @@ def _text_of(name: str) -> Callable[[int], str]:
     return time_text if name in TIMES else size_text
 
 
-def _sizes(row: Spread) -> str:
+def _sizes(row: Spread, wide: int) -> str:
     text = _text_of(row.name)
-    return "".join(f"{text(value):>11}" for value in (row.lowest, row.median, row.highest))
+    return "".join(f"{text(value):>{wide}}" for value in (row.lowest, row.median, row.highest))
 
 
 def _on(row: Spread, room: int) -> str:
@@ -136,21 +135,21 @@ def _on(row: Spread, room: int) -> str:
     return next((text for text in texts if len(text) <= room), f"{len(row.ranks)} ranks")
 
 
-def _missing(job: Comparison, earlier: Sequence[str], width: int) -> Iterator[str]:
+def _missing(job: Comparison, earlier: Sequence[str], terminal: Terminal) -> Iterator[str]:
     if job.missing:
         text = (
             f"rank {ranks_text(job.missing)} of {job.world_size}: no file. Nothing here counts them"
         )
-        yield from paragraph("missing", text, width)
+        yield from terminal.paragraph("missing", text)
     for one in job.digests:
         if not one.is_readable:
-            yield from paragraph("missing", f"rank {one.rank}: {one.problem}", width)
+            yield from terminal.paragraph("missing", f"rank {one.rank}: {one.problem}")
     if earlier:
         text = f"{len(earlier)} file(s) of earlier steps or attempts of these ranks are not shown"
-        yield from paragraph("earlier", text, width)
+        yield from terminal.paragraph("earlier", text)
 
 
-def _endings(job: Comparison, width: int) -> Iterator[str]:
+def _endings(job: Comparison, terminal: Terminal) -> Iterator[str]:
     """The ranks that died, those that died first on top, and those that fell behind."""
     died = [one for one in job.readable if one.status in _DIED]
     behind = [one for one in job.readable if one.rank in job.behind and one not in died]
@@ -162,14 +161,14 @@ def _endings(job: Comparison, width: int) -> Iterator[str]:
         and not job.behind
     ):
         text = f"all ranks: {_ending(died[0])}"
-        yield from paragraph("ended", text, width)
+        yield from terminal.paragraph("ended", text)
         return
-    yield from _most(died, "ended", lambda one: f"rank {one.rank}: {_ending(one)}", width)
+    yield from _most(died, "ended", lambda one: f"rank {one.rank}: {_ending(one)}", terminal)
     if behind:
         least = min(job.behind[one.rank] for one in behind)
         ranks = ranks_text([one.rank for one in behind])
         text = f"rank {ranks}: ended after {least} steps; others made {job.steps}"
-        yield from paragraph("ended", text, width)
+        yield from terminal.paragraph("ended", text)
 
 
 def _ending(one: Digest) -> str:
@@ -203,7 +202,7 @@ def _late(one: Late) -> str:
     )
 
 
-def _clocks(job: Comparison, width: int) -> Iterator[str]:
+def _clocks(job: Comparison, terminal: Terminal) -> Iterator[str]:
     """Clocks that are not known to agree."""
     unknown = [host for host, offset in job.clocks.items() if offset.uncertainty_ns is None]
     known = [offset for offset in job.clocks.values() if offset.uncertainty_ns]
@@ -212,14 +211,14 @@ def _clocks(job: Comparison, width: int) -> Iterator[str]:
             f"those of {len(unknown)} of {len(job.clocks)} hosts were not compared: times are as each "
             "host's clock shows them"
         )
-        yield from paragraph("clocks", text, width)
+        yield from terminal.paragraph("clocks", text)
     if known:
         apart = max(abs(offset.ns) for offset in known)
         doubt = max(offset.uncertainty_ns or 0 for offset in known)
         text = (
             f"up to {time_text(apart)} apart, known within {time_text(doubt)}, and corrected here"
         )
-        yield from paragraph("clocks", text, width)
+        yield from terminal.paragraph("clocks", text)
 
 
 def outlier_text(one: Outlier, job: Comparison) -> str:
@@ -241,11 +240,11 @@ def holder_text(module: str, op: str, line: str) -> str:
     return place or op
 
 
-def _parts(job: Comparison, width: int) -> Iterator[str]:
+def _parts(job: Comparison, terminal: Terminal) -> Iterator[str]:
     """Ranks that hold different modules: stages of a pipeline, experts."""
     if len(job.parts) < 2:
         return
-    yield from _most(job.parts, "part", _part, width)
+    yield from _most(job.parts, "part", _part, terminal)
 
 
 def _part(part: Part) -> str:
@@ -253,7 +252,7 @@ def _part(part: Part) -> str:
     return f"rank {ranks_text(part.ranks)}: {held} own modules, peak {size_text(part.median_peak)}"
 
 
-def _sharding(job: Comparison, width: int) -> Iterator[str]:
+def _sharding(job: Comparison, terminal: Terminal) -> Iterator[str]:
     wrappers = sorted({name for one in job.readable for name in one.wrappers})
     rows = [
         f"{size_text(row.global_bytes)} of parameters {row.how}: "
@@ -262,10 +261,10 @@ def _sharding(job: Comparison, width: int) -> Iterator[str]:
     ]
     if wrappers or rows:
         text = "; ".join([" + ".join(wrappers)] * bool(wrappers) + rows)
-        yield from paragraph("sharding", text, width)
+        yield from terminal.paragraph("sharding", text)
     whole = _repeated(job)
     if whole:
-        yield from paragraph("", whole, width)
+        yield from terminal.paragraph("", whole)
 
 
 def _repeated(job: Comparison) -> str:
@@ -307,18 +306,20 @@ def _finding(one: Shared, ranks: int) -> str:
     return f"{said}{where and f' in {where}'}; {one.change}"
 
 
-def _look_at(job: Comparison, width: int) -> Iterator[str]:
+def _look_at(job: Comparison, terminal: Terminal) -> Iterator[str]:
     if not job.readable:
         return
-    file = cut_in_front(Path(job.worst.file).as_posix(), width - 30) if job.worst.file else ""
+    file = (
+        cut_in_front(Path(job.worst.file).as_posix(), terminal.width - 30) if job.worst.file else ""
+    )
     if file:
         yield ""
         yield f"{'next':<10}pytracer summary {file}"
 
 
-def _most(rows: Sequence, title: str, text: Callable, width: int) -> Iterator[str]:  # type: ignore[type-arg]
+def _most(rows: Sequence, title: str, text: Callable, terminal: Terminal) -> Iterator[str]:  # type: ignore[type-arg]
     """A paragraph for each of the first rows, and the number of the others."""
     for row in rows[:_MOST_LINES]:
-        yield from paragraph(title, text(row), width)
+        yield from terminal.paragraph(title, text(row))
     if len(rows) > _MOST_LINES:
         yield f"{title:<10}and {len(rows) - _MOST_LINES} more: t.ranks() and --json list all"

@@ -1,24 +1,24 @@
 """The ledger as text: a line per row, and notes below."""
 
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from pytracer.analysis.allocator.fragmentation import Layout
 from pytracer.analysis.allocator.ledger import Ledger, Row
 from pytracer.analysis.facts import devices
+from pytracer.export.terminal import GREEN, PLAIN, YELLOW, Terminal
 from pytracer.units import size_text
 
 
-def render(ledger: Ledger, layout: Layout | None = None, width: int = 80) -> str:
+def render(ledger: Ledger, layout: Layout | None = None, terminal: Terminal = PLAIN) -> str:
     """The ledger, and below it the memory that the allocator holds and cannot use."""
     longest = max(len(_title(row)) for row in ledger.rows)
-    lines = [_line(row, longest, width) for row in ledger.rows]
-    lines += ["", *_verdict(ledger, width)]
+    lines = [_line(row, longest, terminal) for row in ledger.rows]
+    lines += ["", *_verdict(ledger, terminal)]
     if layout is not None:
-        lines += _paragraph("cache", _cache_text(layout), width)
+        lines += terminal.paragraph("cache", _cache_text(layout))
     for note in ledger.notes:
-        lines += _paragraph("note", note, width)
+        lines += terminal.paragraph("note", note)
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -68,10 +68,13 @@ def _title(row: Row) -> str:
     return "  " * row.level + row.name
 
 
-def _line(row: Row, longest: int, width: int) -> str:
+def _line(row: Row, longest: int, terminal: Terminal) -> str:
     size = "not known" if row.bytes is None else size_text(row.bytes)
     how = row.known_by if row.moment == "end" else f"{row.known_by}, {_moment(row.moment)}"
-    return f"{_title(row):<{longest}}  {size:>10}  {how}"[:width]
+    start = f"{_title(row):<{longest}}  {size:>10}  "
+    if len(start + how) > terminal.width:  # the moment gives way: the notes tell of it
+        how = row.known_by
+    return start + how if len(start + how) <= terminal.width else start
 
 
 def _moment(moment: str) -> str:
@@ -79,18 +82,27 @@ def _moment(moment: str) -> str:
     return texts.get(moment, f"at the {moment}")
 
 
-def _verdict(ledger: Ledger, width: int) -> list[str]:
+def _verdict(ledger: Ledger, terminal: Terminal) -> list[str]:
     if ledger.residual is None or ledger.limit is None:
-        return _paragraph("residual", "none: there is no figure to close with", width)
-    relation = "within" if ledger.closes else "more than"
-    limit = f"{size_text(ledger.limit)} (the smaller of 0.5 % and 32 MiB)"
-    text = f"{ledger.residual:,} bytes, {relation} {limit}"
-    lines = _paragraph("residual", text, width)
+        return terminal.paragraph("residual", _why_none(ledger))
+    color = GREEN if ledger.closes else YELLOW
+    text = f"{size_text(ledger.residual)} unexplained (tolerance {size_text(ledger.limit)})"
+    lines = terminal.in_one_color("residual", text, color)
     reserve = next((row.bytes for row in ledger.rows if row.name == "driver's reserve"), None)
     if reserve is not None and ledger.total is not None:
         shown = f"nvidia-smi shows {(ledger.total - reserve) / 2**20:,.0f} MiB"
-        lines += _paragraph("device", f"{shown}: it leaves the driver's reserve out", width)
+        lines += terminal.paragraph("device", f"{shown}: it leaves the driver's reserve out")
     return lines
+
+
+def _why_none(ledger: Ledger) -> str:
+    """Why nothing says how much the rows leave unexplained."""
+    if ledger.device == "cpu":
+        asked = "the process's memory is not read"
+    else:
+        asked = "the driver is not asked"
+    when = "at the peak" if ledger.at == "peak" else "at the end"
+    return f"{asked} {when}, so there is no residual"
 
 
 def _cache_text(layout: Layout) -> str:
@@ -110,7 +122,3 @@ def _cache_text(layout: Layout) -> str:
     if layout.expandable_would_help:
         return text + (f"{devices.EXPANDABLE} would have gathered it from the gaps ({pages}).")
     return text + f"Expandable segments would not have gathered it from the gaps ({pages})."
-
-
-def _paragraph(title: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=f"{title:<10}", subsequent_indent=" " * 10)

@@ -22,7 +22,8 @@ from pytracer._native import core
 from pytracer.analysis.answers.step_memory import StepMemory, step_memory
 from pytracer.analysis.facts.grouping import Holder
 from pytracer.analysis.facts.window import Window
-from pytracer.export.table import Paint, category_color, cut_in_front
+from pytracer.export.table import category_color
+from pytracer.export.terminal import Paint, cut_in_front
 from pytracer.files import most_memory
 from pytracer.meta import Meta, read as read_meta
 from pytracer.model_names import module_text

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _POINTS = 2000
 _MOST_STEPS = 30  # lines of more steps would be noise
 _PHASES = {"forward": 0.10, "backward": 0.22, "recompute": 0.16, "optimizer": 0.30}
+_LATE = 0.75  # of the width: a text to the right would leave the picture
 _MIB = 2**20
 
 
@@ -31,7 +32,7 @@ def plot(trace: Trace, ax: "Axes | None" = None, device: str | None = None) -> "
     except ImportError:
         raise errors.PytracerError("a plot needs matplotlib: pip install matplotlib") from None
     shown = series(trace, _POINTS, device)
-    axes: Any = ax if ax is not None else plt.subplots(figsize=(10, 4.5))[1]
+    axes: Any = ax if ax is not None else plt.subplots(figsize=(10, 4.5), layout="constrained")[1]
     times = shown.times_ns / 1e6
     scale = clock(times)
     names = list(shown.levels)
@@ -47,13 +48,16 @@ def plot(trace: Trace, ax: "Axes | None" = None, device: str | None = None) -> "
     strip = blended_transform_factory(axes.transData, axes.transAxes)
     _phases_and_steps(axes, shown, scale, strip)
     peak = shown.peak
+    late = scale.place(np.array([peak.time_ns / 1e6]))[0] > (_LATE if ax is None else 0.5)
     axes.plot([peak.time_ns / 1e6], [peak.bytes / _MIB], "v", color="black", markersize=6)
     axes.annotate(
         f"peak {size_text(peak.bytes)}",
         (peak.time_ns / 1e6, peak.bytes / _MIB),
         textcoords="offset points",
-        xytext=(6, 4),
+        xytext=(-6 if late else 6, 4),
+        ha="right" if late else "left",
         fontsize=9,
+        zorder=6,  # above the grey of cut times
     )
     axes.set_xlabel("time (ms)")
     axes.set_ylabel(f"{peak.device} memory (MiB)")
@@ -61,9 +65,17 @@ def plot(trace: Trace, ax: "Axes | None" = None, device: str | None = None) -> "
     _cut(axes, scale, strip)
     axes.set_ylim(0, max(peak.bytes / _MIB, 1e-9) * 1.12)
     if names:
-        axes.legend(loc="upper left", fontsize=8, reverse=True)
+        _legend(axes, is_alone=ax is None, late=late)
     result: Axes = axes
     return result
+
+
+def _legend(axes: Any, *, is_alone: bool, late: bool) -> None:
+    """Beside the data; where the axes have neighbours, in the corner that is far from the peak."""
+    place: dict[str, Any] = {"loc": "upper left" if late else "upper right"}
+    if is_alone:
+        place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0}
+    axes.legend(**place, fontsize=8, reverse=True)
 
 
 def _phases_and_steps(axes: Any, shown: Series, scale: Clock, strip: Any) -> None:

@@ -7,42 +7,45 @@ from pytracer.analysis.answers.postmortem import Failure, Held
 from pytracer.analysis.facts import owners, usage
 from pytracer.analysis.forecasts import changes
 from pytracer.export import advice_text
-from pytracer.export.table import Paint, category_lines, cut_in_front, paragraph
+from pytracer.export.table import category_lines
+from pytracer.export.terminal import DIM, MARGIN, PLAIN, RED, Terminal, cut_in_front
 from pytracer.names import short_line
 from pytracer.recorded import Trace
 from pytracer.units import size_text, time_text
 
-_MARGIN = 10
 
-
-def render(trace: Trace, width: int = 80, *, color: bool = False) -> str:
+def render(trace: Trace, terminal: Terminal = PLAIN) -> str:
     """The page as text, without a line break at its end; "" if no allocation failed."""
     failed = postmortem.failure(trace)
     if failed is None:
         return ""
     lines = [
-        *_head(trace, failed, width),
+        *_head(trace, failed, terminal),
         "",
-        *category_lines(failed.moment, width, Paint(color)),
+        *category_lines(failed.moment, terminal),
         "",
-        *_largest(postmortem.largest(trace, failed.alive), width),
-        *_changes(trace, failed, width),
+        *_largest(postmortem.largest(trace, failed.alive), terminal),
+        *_changes(trace, failed, terminal),
     ]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _head(trace: Trace, failed: Failure, width: int) -> Iterator[str]:
+def _head(trace: Trace, failed: Failure, terminal: Terminal) -> Iterator[str]:
     moment, began = failed.moment, training_steps.first_step(trace)
     when = f"{training_steps.when(trace, moment)}, {time_text(moment.time_ns)} after the start"
-    yield f"out of memory on {moment.device}   {when}"[:width]
+    head = f"out of memory on {moment.device}"
+    if len(f"{head}   {when}") <= terminal.width:
+        yield f"{terminal.paint(head, RED)}   {when}"
+    else:
+        yield from (terminal.paint(head, RED), *terminal.wrap(when))
     yield ""
     asked = f"{'at least ' * failed.asked_is_least}{size_text(failed.asked)}"
-    yield from paragraph("asked", f"{asked}{_by(failed.place)}", width)
-    yield from paragraph("alive", ", ".join(_room(failed)), width)
+    yield from terminal.paragraph("asked", f"{asked}{_by(failed.place)}")
+    yield from terminal.paragraph("alive", ", ".join(_room(failed)))
     if began and moment.device == "cpu":
         text = f"Allocations from before step {began} are missing on this page, except those of models "
         text += "and optimizers: record more steps to see them."
-        yield from paragraph("before", text, width)
+        yield from terminal.paragraph("before", text)
 
 
 def _by(place: owners.Place) -> str:
@@ -67,7 +70,7 @@ def _room(failed: Failure) -> Iterator[str]:
         yield f"short by {size_text(failed.missing)}"
 
 
-def _largest(rows: list[Held], width: int) -> Iterator[str]:
+def _largest(rows: list[Held], terminal: Terminal) -> Iterator[str]:
     for i, row in enumerate(rows):
         title = "largest" if i == 0 else ""
         name = row.name or row.op
@@ -76,8 +79,10 @@ def _largest(rows: list[Held], width: int) -> Iterator[str]:
             name = f"{row.role}, {name}"
         if row.blocks > 1:
             name = f"{row.blocks:,} blocks: {name}"
-        start = f"{title:<{_MARGIN}}{size_text(row.bytes):>8}  {row.category:<16}"
-        yield start + _fitted(name, parts, short_line(row.line), width - len(start))
+        held = f"{size_text(row.bytes):>8}  {row.category:<16}"
+        room = terminal.width - MARGIN - len(held)
+        start = terminal.paint(title, DIM) + " " * (MARGIN - len(title))
+        yield start + held + _fitted(name, parts, short_line(row.line), room)
 
 
 def _fitted(name: str, parts: list[str], line: str, room: int) -> str:
@@ -89,14 +94,14 @@ def _fitted(name: str, parts: list[str], line: str, room: int) -> str:
     return cut_in_front(text, room)
 
 
-def _changes(trace: Trace, failed: Failure, width: int) -> Iterator[str]:
+def _changes(trace: Trace, failed: Failure, terminal: Terminal) -> Iterator[str]:
     """The list of changes: the same as on the screen, to its end."""
     device = failed.moment.device
     seen = (*usage.devices(trace), usage.main_device(trace))  # others have no peak to lower
     rows = changes.changes(trace, device) if device in seen else []
     for row in rows:
-        yield from paragraph(row.kind, advice_text.said(row), width)
+        yield from terminal.paragraph(row.kind, advice_text.said(row))
     if rows and failed.missing is None:
-        yield from paragraph(
-            "", "The CPU's allocator does not report how many bytes are missing.", width
+        yield from terminal.paragraph(
+            "", "The CPU's allocator does not report how many bytes are missing."
         )

@@ -1,57 +1,51 @@
 """The screen: the memory at the peak, and the best changes, as some lines of text."""
 
-import os
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterator
-from typing import TextIO
 
 from pytracer import health
 from pytracer.analysis.answers.overview import Overview, overview
 from pytracer.analysis.facts.usage import Peak
 from pytracer.export import advice_text
+from pytracer.export.terminal import BOLD, DIM, MARGIN, PLAIN, Terminal, cut_in_front
 from pytracer.meta import Imagined
 from pytracer.names import short_line
 from pytracer.recorded import Trace
 from pytracer.schema import ALWAYS_SHOWN, CATEGORY, CATEGORY_TABLE
 from pytracer.units import size_text, time_text
 
-_MARGIN = 10  # width of "modules   ", "mistake   ", ...
 _MOST_HOLDERS = 3
 
 _NO_STEPS = (
     "none: no optimizer of torch's ended one. `with trace() as t:`, and t.step() where one ends."
 )
 
-_BOLD, _DIM, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
-
-def render(trace: Trace, width: int = 80, *, color: bool = False, device: str | None = None) -> str:
+def render(trace: Trace, terminal: Terminal = PLAIN, device: str | None = None) -> str:
     """The table as text, without a line break at its end."""
-    paint, now = Paint(color), overview(trace, device)
+    now = overview(trace, device)
     if not now.events:
-        return "\n".join([*_nothing(now, width), *_file(now, width), *_health(now, width)])
+        return "\n".join([*_nothing(now, terminal), *_file(now, terminal), *_health(now, terminal)])
     lines = [
-        *_head(now, width, paint),
-        *(line for doubt in now.doubts for line in paragraph("NOT KNOWN", doubt, width)),
+        *_head(now, terminal),
+        *(line for doubt in now.doubts for line in terminal.paragraph("NOT KNOWN", doubt)),
         "",
-        *category_lines(now.peak, width, paint),
+        *category_lines(now.peak, terminal),
         "",
-        *_holders(now, width),
-        *_allocator(now, width),
-        *_kinds(now, width),
-        *_times(now, width),
-        *_advice(trace, now, width),
-        *_file(now, width),
-        *_health(now, width),
-        *_imagined(now, width),
-        *_recorded(now, width, paint),
+        *_holders(now, terminal),
+        *_allocator(now, terminal),
+        *_kinds(now, terminal),
+        *_times(now, terminal),
+        *_advice(trace, now, terminal),
+        *_file(now, terminal),
+        *_health(now, terminal),
+        *_imagined(now, terminal),
+        *_recorded(now, terminal),
     ]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _imagined(now: Overview, width: int) -> list[str]:
+def _imagined(now: Overview, terminal: Terminal) -> list[str]:
     """A note that the card was imagined, with the lines that read stand-in values."""
     imagined = now.meta.imagined
     if imagined is None:
@@ -68,7 +62,7 @@ def _imagined(now: Overview, width: int) -> list[str]:
     if lines:
         more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
         text += f". Values were read and are stand-ins: {', '.join(lines[:3])}{more}"
-    return paragraph("imagined", text, width)
+    return terminal.paragraph("imagined", text)
 
 
 def unknown(imagined: Imagined) -> str:
@@ -79,59 +73,38 @@ def unknown(imagined: Imagined) -> str:
     return " and ".join(parts or ["what only the card knows"])
 
 
-def wants_color(stream: TextIO) -> bool:
-    """Whether to colour text on the stream, by https://no-color.org and force-color.org."""
-    if os.environ.get("NO_COLOR"):
-        return False
-    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
-
-
-def columns(most: int = 80) -> int:
-    """The width of the terminal or of COLUMNS, from 40 to `most`."""
-    return min(max(shutil.get_terminal_size().columns, 40), most)
-
-
-class Paint:
-    """Adds colours to text, or does nothing."""
-
-    def __init__(self, on: bool) -> None:
-        self._on = on
-
-    def __call__(self, text: str, code: str) -> str:
-        """The text in that colour."""
-        return f"{code}{text}{_RESET}" if self._on and code and text else text
-
-
-def _nothing(now: Overview, width: int) -> list[str]:
+def _nothing(now: Overview, terminal: Terminal) -> list[str]:
     """A line in place of a table of zeros."""
     if now.meta.imported:
-        return paragraph("empty", "the snapshot has no allocation", width)
+        return terminal.paragraph("empty", "the snapshot has no allocation")
     devices = now.meta.options.devices
     where = f" on {' and '.join(devices)}" if devices else ""
-    return paragraph(
-        "empty", f"no allocation was seen{where}: is the model there? devices= says where", width
+    return terminal.paragraph(
+        "empty", f"no allocation was seen{where}: is the model there? devices= says where"
     )
 
 
-def _head(now: Overview, width: int, paint: Paint) -> Iterator[str]:
+def _head(now: Overview, terminal: Terminal) -> Iterator[str]:
     imagined = now.meta.imagined
     least = "at least " if imagined is not None and imagined.not_counted else ""
     head = f"peak {least}{size_text(now.peak.bytes)} on {now.peak.device}"
     when = "before the first event"
     if now.when:
         when = f"{now.when}, {time_text(now.peak.time_ns)} after the start"
-    if len(f"{head}   {when}") <= width:
-        yield f"{paint(head, _BOLD)}   {when}"
+    if len(f"{head}   {when}") <= terminal.width:
+        yield f"{terminal.paint(head, BOLD)}   {when}"
     else:
-        yield from (paint(head, _BOLD), *textwrap.wrap(when, width))
+        yield from (terminal.paint(head, BOLD), *terminal.wrap(when))
     if now.other_devices:
         listed = (f"{size_text(size)} on {name}" for name, size in now.other_devices.items())
-        yield from (paint(line, _DIM) for line in textwrap.wrap(f"also {', '.join(listed)}", width))
+        yield from (
+            terminal.paint(line, DIM) for line in terminal.wrap(f"also {', '.join(listed)}")
+        )
 
 
-def category_lines(peak: Peak, width: int, paint: Paint) -> Iterator[str]:
+def category_lines(peak: Peak, terminal: Terminal) -> Iterator[str]:
     """A row and a bar per category."""
-    room = width - 38
+    room = terminal.width - 38
     largest = max(*peak.by_category.values(), 1)
     for name in shown_categories(peak):
         amount = peak.by_category[name]
@@ -139,7 +112,7 @@ def category_lines(peak: Peak, width: int, paint: Paint) -> Iterator[str]:
         # The longest bar is the largest category. The percentages are of the peak.
         bar = _block() * round(room * amount / largest)
         row = f"  {name:<16}{size_text(amount):>10}{share:>8.1%}  "
-        yield row + paint(bar, category_color(name))
+        yield row + terminal.paint(bar, category_color(name))
 
 
 def category_color(name: str) -> str:
@@ -161,14 +134,14 @@ def _block() -> str:
     return "\N{FULL BLOCK}"
 
 
-def _holders(now: Overview, width: int) -> Iterator[str]:
-    modules = [f"{row.pattern} {size_text(row.bytes)}" for row in now.modules if row.bytes]
+def _holders(now: Overview, terminal: Terminal) -> Iterator[str]:
+    modules = [f"{row.text} {size_text(row.bytes)}" for row in now.modules if row.bytes]
     lines = [f"{short_line(row.name)} {size_text(row.bytes)}" for row in now.lines if row.bytes]
-    yield from _listed("modules", modules, width)
-    yield from _listed("lines", lines, width)
+    yield from _listed("modules", modules, terminal)
+    yield from _listed("lines", lines, terminal)
 
 
-def _allocator(now: Overview, width: int) -> Iterator[str]:
+def _allocator(now: Overview, terminal: Terminal) -> Iterator[str]:
     """The bytes that the allocator adds to the requests."""
     held, parts = now.memory, []
     if held.allocated is not None and held.allocated != held.requested:
@@ -178,79 +151,64 @@ def _allocator(now: Overview, width: int) -> Iterator[str]:
     if held.reserved is not None and held.allocated is not None:
         parts.append(f"caches {size_text(held.reserved - held.allocated)} of it")
     if parts:
-        yield from paragraph("allocator", ", ".join(parts), width)
+        yield from terminal.paragraph("allocator", ", ".join(parts))
 
 
-def _kinds(now: Overview, width: int) -> Iterator[str]:
+def _kinds(now: Overview, terminal: Terminal) -> Iterator[str]:
     """The peaks of a program that does more than one kind of work."""
     if now.by_kind:
         each = (f"{kind} {size_text(amount)}" for kind, amount in now.by_kind.items())
-        yield from paragraph("peaks", ", ".join(each), width)
+        yield from terminal.paragraph("peaks", ", ".join(each))
 
 
-def _times(now: Overview, width: int) -> Iterator[str]:
+def _times(now: Overview, terminal: Terminal) -> Iterator[str]:
     """The median durations of a step's phases, or the reason why there are no steps."""
     if now.updates_by_hand:
-        yield from paragraph("steps", _NO_STEPS, width)
+        yield from terminal.paragraph("steps", _NO_STEPS)
     if now.medians is not None:
         parts = [f"{phase} {time_text(taken)}" for phase, taken in now.medians.by_phase.items()]
         where = " on the GPU" if now.medians.of_device else ""
-        yield from paragraph("a step", f"{', '.join(parts)}{where}", width)
+        yield from terminal.paragraph("a step", f"{', '.join(parts)}{where}")
 
 
-def _listed(title: str, items: list[str], width: int) -> Iterator[str]:
+def _listed(title: str, items: list[str], terminal: Terminal) -> Iterator[str]:
     """As many of the first items as fit on one line, or two long ones on two lines."""
     shown = items[:_MOST_HOLDERS]
-    while len(shown) > 1 and _MARGIN + len(", ".join(shown)) > width:
+    while len(shown) > 1 and MARGIN + len(", ".join(shown)) > terminal.width:
         shown.pop()
     lines = [", ".join(shown)] if len(shown) > 1 else items[:2]
     for head, line in zip((title, ""), lines, strict=False):
-        yield f"{head:<{_MARGIN}}{cut_in_front(line, width - _MARGIN)}"
+        start = terminal.paint(head, DIM) + " " * (MARGIN - len(head))
+        yield start + cut_in_front(line, terminal.width - MARGIN)
 
 
-def _advice(trace: Trace, now: Overview, width: int) -> Iterator[str]:
+def _advice(trace: Trace, now: Overview, terminal: Terminal) -> Iterator[str]:
     """The best changes of the list, and how to see the others."""
     for note in now.notes:
-        yield from paragraph("note", note, width)
+        yield from terminal.paragraph("note", note)
     for kind, text in advice_text.best(trace, now.peak.device):
-        yield from paragraph(kind, text, width)
+        yield from terminal.paragraph(kind, text)
 
 
-def _file(now: Overview, width: int) -> Iterator[str]:
+def _file(now: Overview, terminal: Terminal) -> Iterator[str]:
     """The state of an incomplete file. It is shown whatever else was lost."""
     for row in now.health:
         if row.name in health.OF_FILES:
-            yield from paragraph("file", f"{row.meaning}. {row.advice}", width)
+            yield from terminal.paragraph("file", f"{row.meaning}. {row.advice}")
 
 
-def _health(now: Overview, width: int) -> Iterator[str]:
+def _health(now: Overview, terminal: Terminal) -> Iterator[str]:
     """The losses that can make the numbers wrong; `health()` has the rest."""
     rows = [row for row in now.health if row.name not in health.OF_FILES]
     bad = [row for row in rows if row.severity != "info"]
     for row in bad[:2]:
         text = f"{row.count:,} {row.name}: {row.meaning}. {row.advice}"
-        yield from paragraph("lost" if row.severity == "loss" else "health", text, width)
+        yield from terminal.paragraph("lost" if row.severity == "loss" else "health", text)
 
 
-def _recorded(now: Overview, width: int, paint: Paint) -> Iterator[str]:
+def _recorded(now: Overview, terminal: Terminal) -> Iterator[str]:
     parts = [f"{now.events:,} events", f"{now.scopes:,} scopes"]
     if now.own_time is not None:
         taken = now.own_time
         parts.append(f"in about {time_text(taken.ns)} of CPU time ({taken.share:.1%})")
-    yield from (paint(line, _DIM) for line in paragraph("recorded", ", ".join(parts), width))
-
-
-def cut_in_front(text: str, room: int) -> str:
-    """The name, or its end if it is too long, because the end is distinctive."""
-    return text if len(text) <= room else f"...{text[len(text) - max(room - 3, 0) :]}"
-
-
-def paragraph(title: str, text: str, width: int) -> list[str]:
-    """A text beside its title, over as many lines as it needs."""
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=f"{title:<{_MARGIN}}",
-        subsequent_indent=" " * _MARGIN,
-        break_long_words=False,
-    )
+    yield from terminal.in_one_color("recorded", ", ".join(parts), DIM)

@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from pytracer.export.terminal import PLAIN, Terminal
 from pytracer.sandbox.written import Change
 from pytracer.units import size_text
 
@@ -16,7 +17,7 @@ _KINDS = {
 }
 
 
-def render(changes: Sequence[Change], *, kept: bool, keep: str, width: int = 80) -> str:
+def render(changes: Sequence[Change], *, kept: bool, keep: str, terminal: Terminal = PLAIN) -> str:
     """The changes in words; "" if there are none. `keep` says how to keep them."""
     by_path = {change.path: change for change in changes}  # of several runs, the last
     parts = []
@@ -31,7 +32,7 @@ def render(changes: Sequence[Change], *, kept: bool, keep: str, width: int = 80)
         text = f"Your files were changed, as --write says. The program has {'; '.join(parts)}"
     else:
         text = f"Nothing of yours was changed. The program would have {'; '.join(parts)}{keep}"
-    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(text, terminal.width, break_long_words=False, break_on_hyphens=False)
 
 
 def _names(changes: Sequence[Change]) -> str:

@@ -1,8 +1,8 @@
 """Explains the words on the screen."""
 
-import textwrap
 from collections.abc import Iterable
 
+from pytracer.export.terminal import PLAIN, Terminal
 from pytracer.schema import CATEGORY, CATEGORY_ORDER, CATEGORY_TABLE
 
 CATEGORIES = {name: CATEGORY_TABLE[CATEGORY[name]].meaning for name in CATEGORY_ORDER}
@@ -52,14 +52,14 @@ OF_JOBS = {
 }
 
 
-def legend(shown: Iterable[str] | None = None, width: int = 80, *, of_jobs: bool = False) -> str:
+def legend(
+    shown: Iterable[str] | None = None, terminal: Terminal = PLAIN, *, of_jobs: bool = False
+) -> str:
     """All words, or only the shown categories and the other words."""
     wanted = CATEGORIES if shown is None else {name: CATEGORIES[name] for name in shown}
     words = [*wanted.items(), *OTHERS.items(), *(OF_JOBS.items() if of_jobs else ())]
     return "\n".join(
         line
         for name, meaning in words
-        for line in textwrap.wrap(
-            f"{name:<16}{meaning}", width, initial_indent="  ", subsequent_indent=" " * 18
-        )
+        for line in terminal.wrap(meaning, f"  {name:<16}", " " * 18)
     )

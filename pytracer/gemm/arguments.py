@@ -18,7 +18,7 @@ _MEANING = {
 _COMMANDS = {
     "sweep": (
         "time products of many sizes and alignments",
-        """Times products of matrices, and shows which sizes and alignments are fast:
+        """Times matrix multiplications, and shows which sizes and alignments are fast:
 
   pytracer gemm sweep --n 4088:4104 --plot widths.svg
   pytracer gemm sweep --m 8192 --around waves --dtype bf16

@@ -19,7 +19,7 @@ from pytracer.analysis.answers.situation import Finding, Situation
 from pytracer.analysis.facts import grouping, phases, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import NEVER
-from pytracer.names import called_layer, layers_alike, numbers_text, short_line
+from pytracer.names import called_layer, is_nameless, layers_alike, numbers_text, short_line
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import CATEGORY, PHASE, ROLE, Mask
 from pytracer.units import size_text
@@ -323,7 +323,7 @@ def _fused_functions(now: _Situation) -> Iterator[Hint]:
                 spared |= _all_but_the_last(now.trace, back, np.where(end < 0, NEVER, end))
         there = spared & kept & now.at_peak
         if there.any():
-            where = [row.pattern for row in repeated_modules(now.trace, there, depth=False)]
+            where = [row.text for row in repeated_modules(now.trace, there, depth=False)]
             amount = int(alloc.requested_bytes[there].sum())
             yield Hint(
                 f"{', '.join(where[:2])} keep {size_text(amount)} for a {fused.name} that is "
@@ -406,8 +406,9 @@ def _activations(now: _Situation) -> Iterator[Hint]:
     repeated = repeated_modules(now.trace, kept)
     if repeated and repeated[0].modules > 1 and repeated[0].bytes > amount // 4:
         most = repeated[0]
+        name = "" if is_nameless(most.pattern) else f" {most.pattern}"
         yield Hint(
-            f"The {most.modules} modules {most.pattern} hold {size_text(most.bytes)} of "
+            f"The {most.modules} modules{name} hold {size_text(most.bytes)} of "
             f"activations: {advised(now.trace, 'checkpoint')} keeps only their inputs.",
             most.bytes,
             TRADE,
@@ -523,6 +524,11 @@ class Repeated:
     def modules(self) -> int:
         """How many they are."""
         return len(self.names)
+
+    @property
+    def text(self) -> str:
+        """The pattern as people read it. Stars alone say nothing, so they are `all layers`."""
+        return "all layers" if is_nameless(self.pattern) else self.pattern
 
 
 def repeated_modules(trace: Trace, which: Mask, depth: bool = True) -> list[Repeated]:

@@ -1,7 +1,7 @@
 """Which modules to checkpoint for a budget. Each plan is replayed, and the replay decides."""
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from pytracer.analysis.allocator import replay
 from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.scopes import MODULE
 from pytracer.analysis.forecasts.planned import Plan, Work
+from pytracer.analysis.forecasts.shown import Shown
 from pytracer.analysis.forecasts.tallest_steps import Part, tallest_steps
 from pytracer.analysis.forecasts.verified import Verified
 from pytracer.model_names import Roots, in_code, module_text
@@ -27,7 +28,7 @@ Lines = tuple[str, ...]
 
 _BATCH_NORM = "batch_norm"
 _RANDOM = ("dropout", "bernoulli", "rand", "multinomial")
-_LONGEST_LIST = 60  # characters of a list on one line of code
+_LONGEST_LIST = 42  # characters of a list on one line of code
 _MOST_SURE = 8  # plans that are tried in several orders of segments, the quickest first
 
 
@@ -43,7 +44,7 @@ class CheckpointPlan:
     frontier: tuple[Plan, ...]  # the least time for each peak
     warnings: tuple[str, ...]
     notes: tuple[str, ...]  # why the answer is not exact
-    _render: Callable[["CheckpointPlan"], str] = field(repr=False, compare=False)
+    _shown: Shown = field(repr=False, compare=False)
     verified: Verified | None = None  # None: not verified
     roots: Roots = ONE  # the models, for the code
     reserved: tuple[int, int] | None = None  # the least and the most, as segments may lie
@@ -53,7 +54,11 @@ class CheckpointPlan:
 
     def __str__(self) -> str:
         """The answer as text."""
-        return self._render(self)
+        return self._shown.text(self)
+
+    def _repr_html_(self) -> str:
+        """The answer as a table, for a notebook."""
+        return self._shown.html(self)
 
     def __bool__(self) -> bool:
         """Whether the chosen plan surely fits."""
@@ -110,7 +115,9 @@ def code_of(modules: Iterable[str], roots: Roots = ONE) -> str:
         roots,
         (
             "    module = model.get_submodule(name)",
-            "    module.forward = partial(checkpoint, module.forward, use_reentrant=False)",
+            "    module.forward = partial(",
+            "        checkpoint, module.forward, use_reentrant=False",
+            "    )",
         ),
     )
 
@@ -147,7 +154,7 @@ def plan(
     budget: int | str,
     pinned: int | str,
     device: str | None,
-    render: Callable[[CheckpointPlan], str],
+    shown: Shown,
 ) -> CheckpointPlan:
     """Proposes plans, replays them, and chooses one.
 
@@ -191,7 +198,7 @@ def plan(
         reserved=reserved,
         failing_orders=failing,
         proves_failure=not replay.wrong(trace, name),
-        _render=render,
+        _shown=shown,
         roots=meta.of(trace).roots,
     )
 

@@ -5,7 +5,6 @@ reserve. Those come from the ledger. The bytes of other processes do not count, 
 another card.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from pytracer.analysis.allocator.steps import steps
 from pytracer.analysis.answers import peaks, postmortem
 from pytracer.analysis.facts import devices, usage
 from pytracer.analysis.facts.usage import Peak
+from pytracer.analysis.forecasts.shown import Shown
 from pytracer.analysis.forecasts.verified import Verified
 from pytracer.names import layers_alike
 from pytracer.recorded import Trace
@@ -70,7 +70,7 @@ class Fits:
     holders: tuple[Holder, ...]  # the live memory when the first request fails
     choices: tuple[Choice, ...]  # settings, least memory first
     notes: tuple[str, ...]
-    _render: Callable[["Fits"], str] = field(repr=False, compare=False)
+    _shown: Shown = field(repr=False, compare=False)
     uncertain: int = 0  # what torch may reserve beside, at most: not known in an imagined run
     saved_at_most: int = 0  # and less than that, where other blocks suit it better
     beside_at_most: int = 0  # more than `beside` where it was not measured
@@ -121,7 +121,11 @@ class Fits:
 
     def __str__(self) -> str:
         """The answer as text."""
-        return self._render(self)
+        return self._shown.text(self)
+
+    def _repr_html_(self) -> str:
+        """The answer as a table, for a notebook."""
+        return self._shown.html(self)
 
     @property
     def helps(self) -> Choice | None:
@@ -151,7 +155,7 @@ def fits(
     on: int | str | None,
     settings: str | None,
     device: str | None,
-    render: Callable[[Fits], str],
+    shown: Shown,
 ) -> Fits:
     """Replays the trace in the memory that the card has for torch's allocator.
 
@@ -182,7 +186,7 @@ def fits(
         beside_at_most=at_most,
         settings_known=not replay.late(trace, name),
         by_kind=peaks.by_kind(trace, name),
-        _render=render,
+        _shown=shown,
     )
 
 

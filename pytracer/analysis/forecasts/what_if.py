@@ -215,9 +215,13 @@ def _say_what_never_changed(shapes: Sequence[Shape], wanted: Shape) -> None:
     ):
         if len(values) == 1 and asked not in values:
             raise errors.UsageError(
-                f"{name}={asked}: all these traces have {values.pop()}, which shows no law; "
-                "record one with another"
+                f"{name}={asked}: {_all(len(shapes))} have {name} {values.pop()}; also record another "
+                f"{name}"
             )
+
+
+def _all(count: int) -> str:
+    return "both" if count == 2 else f"all {count} traces"
 
 
 # ---------------------------------------------------------------- matching
