@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from pytracer.analysis.answers.budgets import Exceeded
-    from pytracer.export import report
     from pytracer.export.chrome import Exported
+    from pytracer.export.report import Named
     from pytracer.reading import Views
 
 _KEYS = ("rank", "host", "part", "step", "category", "module", "op", "line")
@@ -241,7 +241,7 @@ class Job(LoadedTrace):
             named.append(report.Named("the other", other.data))
         return report.write(named, path, source=source, overwrite=overwrite, job=self.comparison)
 
-    def named(self) -> "list[report.Named]":
+    def named(self) -> "list[Named]":
         """The ranks on the page: the worst and a typical one first; of few ranks all."""
         from pytracer.export import report
 
