@@ -90,7 +90,7 @@ def imagined(
     import pytracer
     from pytracer.imagined import huggingface
 
-    job = {"ranks": ranks(entry, way), "rank": rank} if "shard" in WAYS[way] else {}
+    job: dict[str, Any] = {"ranks": ranks(entry, way), "rank": rank} if "shard" in WAYS[way] else {}
     order = huggingface.Order(
         str(folder), batch=ROWS, length=entry.get("length", LENGTH), **WAYS[way]
     )
