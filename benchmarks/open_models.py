@@ -198,7 +198,10 @@ def write(path: Path, rows: Mapping[tuple[str, str], Mapping[str, Any]]) -> None
         for name, way in pairs()
         if (name, way) in rows
     ]
-    kept.write(path, {"machine": machine, "ranks": RANKS, "runs": ordered})
+    refused = [
+        [name, way] for name, entry in models().items() for way in WAYS if refusal(entry, way)
+    ]
+    kept.write(path, {"machine": machine, "ranks": RANKS, "refused": refused, "runs": ordered})
 
 
 def read(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
