@@ -5,6 +5,8 @@ from typing import Any
 
 Document = dict[str, Any]
 GIB = 1 << 30
+# The columns of the table of named models.
+_WAYS = ["one card", "DDP", "FSDP2", "tensor parallel", "bf16", "bfloat16", "checkpointed"]
 _EXACT = 5e-6  # what the tables show as +0.000%
 
 
@@ -193,10 +195,13 @@ def open_models(document: Document) -> str:
     rows: dict[str, dict[str, Document]] = {}
     for row in document["runs"]:
         rows.setdefault(row["model"], {})[row["way"]] = row
-    ways = list(dict.fromkeys(row["way"] for row in document["runs"]))
+    ways = sorted({row["way"] for row in document["runs"]}, key=_WAYS.index)
+    refused = {(name, way) for name, way in document["refused"]}
     heads = ["model", *ways, "seconds", "resident"]
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
-    lines += [f"| {' | '.join(_held(name, found, ways))} |" for name, found in rows.items()]
+    lines += [
+        f"| {' | '.join(_held(name, found, ways, refused))} |" for name, found in rows.items()
+    ]
     machine = document["machine"]
     equal = sum(row["verdict"] == "equal" for row in document["runs"])
     note = (
@@ -207,13 +212,15 @@ def open_models(document: Document) -> str:
     return "\n".join([*lines, "", note])
 
 
-def _held(name: str, found: dict[str, Document], ways: list[str]) -> list[str]:
-    """The cells of one model. A dash stands for a way that torch or transformers refuse."""
+def _held(
+    name: str, found: dict[str, Document], ways: list[str], refused: set[tuple[str, str]]
+) -> list[str]:
+    """The cells of one model. A dash is a way that torch or transformers refuse."""
     cells = []
     for way in ways:
         row = found.get(way)
         if row is None:
-            cells.append("-")
+            cells.append("-" if (name, way) in refused else "")
         elif row["verdict"] != "equal":
             cells.append("wrong")
         else:

@@ -90,7 +90,7 @@ def imagined(
     import pytracer
     from pytracer.imagined import huggingface
 
-    job = {"ranks": ranks(entry, way), "rank": rank} if "shard" in WAYS[way] else {}
+    job: dict[str, Any] = {"ranks": ranks(entry, way), "rank": rank} if "shard" in WAYS[way] else {}
     order = huggingface.Order(
         str(folder), batch=ROWS, length=entry.get("length", LENGTH), **WAYS[way]
     )
@@ -198,7 +198,10 @@ def write(path: Path, rows: Mapping[tuple[str, str], Mapping[str, Any]]) -> None
         for name, way in pairs()
         if (name, way) in rows
     ]
-    kept.write(path, {"machine": machine, "ranks": RANKS, "runs": ordered})
+    refused = [
+        [name, way] for name, entry in models().items() for way in WAYS if refusal(entry, way)
+    ]
+    kept.write(path, {"machine": machine, "ranks": RANKS, "refused": refused, "runs": ordered})
 
 
 def read(path: Path) -> dict[tuple[str, str], dict[str, Any]]:

@@ -504,6 +504,18 @@ def test_a_random_whole_number_is_known_to_be_within_its_bounds() -> None:
             bool((labels >= 0).all())
 
 
+def test_a_mask_that_is_known_stays_known_where_it_says_what_is_written() -> None:
+    """The backward pass of such a write asks for the count of its rows again."""
+    with pytracer.imagine("H100"):
+        mask = torch.tensor([[True, False], [True, True]], device="cuda")
+        rows = torch.randn(2, 2, 8, device="cuda", requires_grad=True) * 1
+        new = torch.randn(8, device="cuda", requires_grad=True)
+        rows[mask] = new
+        rows.sum().backward()
+        assert new.grad is not None
+        assert mask.sum() == 3
+
+
 def test_no_random_word_is_a_special_one_and_the_line_is_listed() -> None:
     """Programs look for padding in their batch."""
     with pytracer.imagine("H100") as t:

@@ -18,13 +18,13 @@ QUICK = [
 
 
 def pairs() -> list[Any]:
-    """Each model in each way: a handful in the quick tier, each model once in the next."""
+    """Each model in each way: a handful in the quick tier, two of three models once in the next."""
     found: list[Any] = []
     for number, (name, entry) in enumerate(MODELS.items()):
         for turn, way in enumerate(open_models.WAYS):
             if open_models.refusal(entry, way) is not None:
                 continue
-            rotated = turn == number % len(open_models.WAYS) and not entry.get("slow")
+            rotated = number % 3 > 0 and turn == number % len(open_models.WAYS)
             tier = (
                 [] if (name, way) in QUICK else [pytest.mark.ci if rotated else pytest.mark.nightly]
             )
@@ -54,6 +54,16 @@ def test_the_published_configuration_has_the_published_number_of_parameters(name
     """With all of its layers: so the file's keys say all that matters."""
     whole = by_hand.on_meta(open_models.config_of(MODELS[name], whole=True))
     assert by_hand.parameters(whole) == MODELS[name]["parameters"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", MODELS)
+def test_an_exception_is_transformers_own(name: str) -> None:
+    """A model that has no plan here has none in transformers, and a scalar is one."""
+    model = by_hand.on_meta(open_models.config_of(MODELS[name]))
+    reasons = MODELS[name].get("cannot", {})
+    assert ("no plan" in reasons.get("tensor parallel", "")) is not bool(model.tp_plan)
+    assert ("FSDP2" in reasons) is any(one.dim() == 0 for one in model.parameters())
 
 
 def test_there_are_fifty_models_and_each_is_trained_in_some_way() -> None:

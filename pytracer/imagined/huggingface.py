@@ -12,6 +12,8 @@ from pytracer import errors
 OPTIMIZERS = ("adamw", "adamw-loop", "adamw8bit", "adafactor", "sgd")
 SHARDS = ("fsdp2", "ddp", "tp")
 DTYPES = ("float32", "bfloat16", "float16")
+# The chance to leave a layer out of a step. A step with all layers takes the most.
+_SKIPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 _LONGEST = 2048  # words, where nobody says how many
 _LABELS = 64  # words or letters of a label
 
@@ -83,6 +85,9 @@ def _model_of(folder: str) -> tuple[Any, Callable[[Any], Any]]:
     for part in (config, getattr(config, "text_config", config)):
         if getattr(part, "use_cache", False):
             part.use_cache = False
+        for name in _SKIPS:
+            if getattr(part, name, 0):
+                setattr(part, name, 0.0)
     return config, kind
 
 

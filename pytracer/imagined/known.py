@@ -196,7 +196,7 @@ class Known:
             return
         given = [one for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)]
         if not self._can_run(func, given, fresh) or not self._run(func, args, kwargs, fresh):
-            self._forget(func, given)
+            self._forget(func, args, kwargs)
 
     @contextlib.contextmanager
     def grounding(self) -> Iterator[None]:
@@ -325,7 +325,8 @@ class Known:
     def _compared(self, func: Any, args: Any) -> bool | None:
         """What a comparison of random numbers says of all of them; None if it depends."""
         bounds = self._bounds.get(args[0].untyped_storage())
-        if bounds is not None and (answer := _of_all(func, *bounds, args[1])) is not None:
+        answer = None if bounds is None else _of_all(func, bounds, args[1])
+        if answer is not None:
             return answer
         if args[0].untyped_storage() not in self._uniform:
             return None
@@ -367,15 +368,19 @@ class Known:
             return self.value_of(one)
         return torch.device("cpu") if isinstance(one, torch.device) else one
 
-    def _forget(self, func: Any, given: list[Any]) -> None:
-        """Drops the values of tensors that the operator may have overwritten with unknown ones."""
-        if func._schema.is_mutable:
-            self.forget(given)
+    def _forget(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Drops the values of tensors that the operator has overwritten with unknown ones."""
+        if not func._schema.is_mutable:
+            return
+        for number, one in enumerate(func._schema.arguments):
+            if one.alias_info is not None and one.alias_info.is_write:
+                given = args[number] if number < len(args) else kwargs.get(one.name)
+                self.forget([each for each in tree_iter(given) if isinstance(each, torch.Tensor)])
 
 
-def _of_all(func: Any, least: int, most: int, other: float) -> bool | None:
+def _of_all(func: Any, bounds: tuple[int, int], other: float) -> bool | None:
     """What a comparison with another number says of all whole numbers between two bounds."""
-    ends = {_COMPARISONS[func](least, other), _COMPARISONS[func](most, other)}
+    ends = {_COMPARISONS[func](end, other) for end in bounds}
     return ends.pop() if len(ends) == 1 else None
 
 
