@@ -385,8 +385,7 @@ def _of_array(value: Any) -> _Links:
 def _items_of_array(value: Any) -> Iterator[Any]:
     """The objects in an array, its last ones first: a log that was made once is empty at its end."""
     flat = np.ndarray.__dict__["flat"].__get__(value)
-    items: list[Any] = np.ndarray.tolist(flat[-_LONGEST_ARRAY:])
-    return reversed(items)
+    yield from np.ndarray.tolist(flat[-_LONGEST_ARRAY:])[::-1]
 
 
 def _of_weak_dict(value: Any) -> _Links:
