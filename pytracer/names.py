@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import PurePath
 
 from pytracer import environment
@@ -34,16 +34,29 @@ def first_layer(path: str) -> str:
     return path[: first.end()] if first else path
 
 
-def called_layer(path: str, called: Container[str]) -> str:
+def called_layer(path: str, called: Collection[str]) -> str:
     """The outermost module at or below the path's layer that is called, or all of the path.
 
-    A layer that is a ModuleList is never called itself, but its members are.
+    A layer that is a ModuleList is never called itself, but its members are. An encoder in a
+    Sequential is no layer, but has layers.
     """
     end = len(first_layer(path))
     while path[:end] not in called and end < len(path):
         further = path.find(".", end + 1)
         end = further if further >= 0 else len(path)
-    return path[:end]
+    return _layer_inside(path, end, called) if is_bare(path[:end]) else path[:end]
+
+
+def _layer_inside(path: str, end: int, called: Collection[str]) -> str:
+    """The layer inside a Sequential's child that is a whole stack, such as an encoder.
+
+    The layers of a stack have modules of their own. A layer may have modules with numbers, too, such
+    as those of an inner Sequential, but they have none.
+    """
+    inner = _LAYER.search(path, end + 1)
+    layer = path[: inner.end()] if inner else ""
+    is_stack = layer in called and any(name.startswith(f"{layer}.") for name in called)
+    return layer if is_stack else path[:end]
 
 
 def layers_alike(path: str) -> str:

@@ -139,6 +139,33 @@ def test_checkpoints_of_the_layers(rows: int) -> None:
     assert abs(row.peak_after - after.peak.bytes) <= 0.01 * after.peak.bytes
 
 
+def encoded(code: str) -> Any:
+    """A trace of an encoder in a Sequential in training."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 4)
+    model = nn.Sequential(nn.Linear(32, 64), encoder, nn.Linear(64, 100))
+    paste(code, model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with pytracer.trace(model, optimizer, devices="cpu", table=False) as t:
+        for _ in range(3):
+            loss = model(torch.randn(16, 64, 32)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return t
+
+
+def test_an_encoder_in_a_sequential_is_checkpointed_by_its_layers() -> None:
+    before = encoded("")
+    (row,) = rows_of(before, "trade").itertuples()
+    assert [f"1.layers.{i}" in row.code for i in range(5)] == [True] * 4 + [False]
+    assert '"1"' not in row.code
+    after = encoded(row.code)
+    assert row.saves > 0.4 * before.peak.bytes
+    assert abs(row.peak_after - after.peak.bytes) <= 0.01 * after.peak.bytes
+
+
 def test_all_changes_together_are_not_the_sum_of_them() -> None:
     sick = Made(keeps_logits=True, gelu_by_hand=True)
     t, mended = traced(sick), traced(replace(sick, keeps_logits=False, gelu_by_hand=False))

@@ -139,7 +139,7 @@ class Referents:
             *((queue.Queue, _of_queue), (BaseException, _of_exception), (np.ndarray, _of_array)),
             *((TracebackType, _of_traceback), (FrameType, _of_frame), (MethodType, _of_method)),
             *((functools.partial, _of_partial), (BuiltinFunctionType, _of_builtin)),
-            *((weakref.WeakKeyDictionary, _of_weak_dict), (threading.local, _of_thread_local)),
+            (threading.local, _of_thread_local),
         ):
             if issubclass(kind, base):
                 return handler
@@ -147,6 +147,8 @@ class Referents:
             return _of_generator
         if kind is type(functools.lru_cache(len)):
             return _of_lru_cache
+        if any(base is weakref.WeakKeyDictionary for base in _bases_of(kind)):
+            return _of_weak_dict  # an abstract base would hash the program's class
         return _of_node if _is_node(kind) else self._of_object
 
     def _is_own(self, kind: type) -> bool:
@@ -383,8 +385,7 @@ def _of_array(value: Any) -> _Links:
 def _items_of_array(value: Any) -> Iterator[Any]:
     """The objects in an array, its last ones first: a log that was made once is empty at its end."""
     flat = np.ndarray.__dict__["flat"].__get__(value)
-    items: list[Any] = np.ndarray.tolist(flat[-_LONGEST_ARRAY:])
-    return iter(items[::-1])
+    yield from np.ndarray.tolist(flat[-_LONGEST_ARRAY:])[::-1]
 
 
 def _of_weak_dict(value: Any) -> _Links:

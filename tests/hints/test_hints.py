@@ -12,7 +12,7 @@ import torch
 
 from programs.conformance.cases import CASES, make
 from programs.conformance.techniques import TECHNIQUES
-from programs.hints.kept import HEALTHY
+from programs.hints.methods import HEALTHY
 from programs.hints.one_step import ONE_STEP, traced
 from programs.hints.reported import SICK, names
 from pytracer import trace

@@ -56,6 +56,7 @@ _OF_CYCLES = (
     (" of ", "use x.detach() in a hook of x, and not x: not even gc.collect() ends such a cycle"),
     ("", "let nothing in `{}` lead back to it, or call gc.collect(): only a cycle keeps it"),
 )
+_OWN_WEIGHTS = re.compile(r"^[^>]+ -> parameter$")  # of a model, and not of models in a list
 _NUMBERED = re.compile(r"\w\*")
 _LATE = 3  # the first steps make what stays: a leak that begins then began with the program
 _REGULAR = 0.7  # of the steps that made a leak are at the same distance
@@ -117,8 +118,8 @@ def growing(now: Situation) -> Iterator[Growing]:
     if turns is None:
         return
     for leak in leaks:
-        if leak.keeper.bound:
-            continue  # it may be far from full, and then it grows no more
+        if leak.keeper.bound or _OWN_WEIGHTS.search(leak.keeper.path):
+            continue  # it may be far from full, and grow no more; or a program builds its model
         yield Growing(_growth(now, turns, leak), leak.alike)
     yield from _swelling(now, turns)
 
