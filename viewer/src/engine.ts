@@ -554,7 +554,7 @@ function largestOf(parts: Part[]): Largest[] {
   const [own, ...rows] = largest(parts, [OWN_LINE, ...LARGEST_OF]);
   if (own?.key !== OWN_LINE) return own ? [own, ...rows] : [];
   const [line, ...others] = rows;
-  return line.name === own.name ? rows : [line, own, ...others];
+  return line?.name === own.name ? rows : [line, own, ...others];
 }
 
 const kindsKey = ({ set, color, dark, hidden, search }: Look) =>
