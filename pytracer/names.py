@@ -22,6 +22,11 @@ def short_path(path: str, directory: str) -> str:
     return path
 
 
+def is_installed(path: str) -> bool:
+    """Whether the file is a library's or Python's own."""
+    return _INSTALLED.match(path) is not None
+
+
 def short_line(text: str) -> str:
     """A line for a screen: a long absolute path is cut to its last two parts."""
     is_long = text.startswith("/") and len(text) > _LONG_LINE

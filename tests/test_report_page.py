@@ -210,6 +210,20 @@ def test_the_largest_line_module_and_op_are_said_first(recorded: Shown) -> None:
         assert f"{key} {rows.index[rows.index.notna()][0]} {size_text(rows.max())}" in text
 
 
+def test_beside_a_librarys_line_the_programs_own_is_named(tab: Any, tmp_path: Path) -> None:
+    b = TraceBuilder()
+    for path, size in (
+        ("/usr/lib/python3/dist-packages/nets/attention.py", 3),
+        ("/me/train.py", 2),
+    ):
+        with b.module("h.0"), b.op("aten::mm", grad=True, at=(f"{path}:7",)):
+            b.alloc(size * MIB)
+    page = shown(tab, tmp_path, b.trace()).open()
+    text = page.tab.locator(".largest").first.inner_text().replace("\xa0", " ")
+    assert "line nets/attention.py:7 3.00 MiB, your own line " in text
+    assert "train.py:7 2.00 MiB, module h.0 5.00 MiB" in text
+
+
 def test_why_a_step_is_larger_is_said_in_words(tab: Any, tmp_path: Path) -> None:
     b = TraceBuilder()
     weight = b.seed(MIB)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pytracer import meta, sanitized
+from pytracer import meta, names, sanitized
 from pytracer.analysis.allocator import ledger
 from pytracer.analysis.answers import (
     breakdown,
@@ -219,6 +219,7 @@ def _facts(
             "phase": peak.phase,
         },
         "capacity": ledger.capacity(trace, device),
+        "of_libraries": [strings.number(text) for text in _lines_of_libraries(trace)],
         "categories": [
             vars(row) for row in breakdown.category_rows(trace, device if has_events else None)
         ],
@@ -352,14 +353,31 @@ def _number(value: Any) -> Any:
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
+def _line_rows(trace: Trace) -> list[int]:
+    """The rows of the stack table that allocations name as their lines."""
+    alloc = allocations(trace)
+    rows: list[int] = np.unique(np.concatenate([alloc.line, alloc.forward_line])).tolist()
+    return [row for row in rows if row]
+
+
+def _lines_of_libraries(trace: Trace) -> list[str]:
+    """The lines that are not the program's own."""
+    stacks = sanitized.stacks(trace)
+    return [
+        packed.relative(owners.line_text(trace, row))
+        for row in _line_rows(trace)
+        if names.is_installed(trace.strings[stacks.file[row]])
+    ]
+
+
 def _source(trace: Trace) -> dict[str, list[Any]]:
     """For each line that allocated: the number of the first shown line, and the shown lines."""
-    alloc, stacks, shown = allocations(trace), sanitized.stacks(trace), {}
-    for row in np.unique(np.concatenate([alloc.line, alloc.forward_line])).tolist():
+    stacks, shown = sanitized.stacks(trace), {}
+    for row in _line_rows(trace):
         path, number = trace.strings[stacks.file[row]], int(stacks.line[row])
         first = max(number - _AROUND, 1)
         lines = [linecache.getline(path, n) for n in range(first, number + _AROUND + 1)]
-        if row and any(lines):
+        if any(lines):
             text = packed.relative(owners.line_text(trace, row))
             shown[text] = [first, [line.rstrip("\n") for line in lines]]
     return shown

@@ -9,9 +9,17 @@ type Cell = string | Node;
 const isWords = (text: string) => /^[a-z.([]/i.test(text) || /[a-z]{3}.*, /.test(text);
 const hasWords = (cell: Cell | undefined) => typeof cell === "string" && isWords(cell);
 
+/** A long path breaks where its parts end, not within a word. */
+function breakable(text: string): Cell[] {
+  return text.split(/(?<=[./:])(?=\w)/).flatMap((part, i) => (i ? [h("wbr"), part] : [part]));
+}
+
 export function table(caption: string, heads: Cell[], rows: Cell[][], total?: Cell[]): HTMLElement {
   const isText = heads.map((_, i) => rows.some((row) => hasWords(row[i])));
-  const cell = (inside: Cell, i: number) => h("td", { class: isText[i + 1] && "words" }, inside);
+  const cell = (inside: Cell, i: number) => {
+    const parts = typeof inside === "string" ? breakable(inside) : [inside];
+    return h("td", { class: isText[i + 1] && "words" }, ...parts);
+  };
   const line = ([first, ...others]: Cell[]) =>
     h("tr", {}, h("th", { scope: "row" }, first), ...others.map(cell));
   const head = (inside: Cell, i: number) =>

@@ -413,7 +413,7 @@ function timeAxis(context: CanvasRenderingContext2D, pane: Pane, view: View, ink
   const places = ticks(state.from, state.to, Math.max(pane.width / 140, 2));
   const step = places.length > 1 ? places[1] - places[0] : 0;
   const text = (at: number) =>
-    state.axis === "time" ? tickText(at, step) : countText(Math.round(at));
+    state.axis === "time" ? tickText(at, step) : countText(Math.round(at) || 0); // no "-0"
   for (const at of places) {
     const x = pane.xOf(share(state, at));
     if (x < pane.left + 20 || x > pane.width - 24) continue;

@@ -29,6 +29,8 @@ import {
   type Node,
   namesBeside,
   type Only,
+  OWN_LINE,
+  type Part,
   passes,
   Tree,
   totals,
@@ -337,7 +339,7 @@ export class Engine {
       allBytes: sum(all.bytes) + rest,
       allCount: sum(all.counts),
       rest,
-      largest: largest([{ data, found, sign: 1 }], LARGEST_OF),
+      largest: largestOf([{ data, found, sign: 1 }]),
     };
   }
 
@@ -397,7 +399,7 @@ export class Engine {
     const inputs = old.data.words.categories.indexOf("inputs");
     return {
       tree: tree.finished(),
-      largest: largest(parts, LARGEST_OF),
+      largest: largestOf(parts),
       counts: [sum(old.found.counts), sum(now.found.counts)],
       inputs: [old.levels[inputs] ?? 0, now.levels[inputs] ?? 0],
     };
@@ -545,6 +547,14 @@ function pause(): Promise<void> {
 /** The paths of the modules that hold something at any time. */
 function pathsOf(data: Dataset): string[] {
   return [...new Set(data.textOfGroups("module"))].map((text) => data.words.strings[text]);
+}
+
+/** The program's own line has a place of its own only where a library's holds more. */
+function largestOf(parts: Part[]): Largest[] {
+  const [own, ...rows] = largest(parts, [OWN_LINE, ...LARGEST_OF]);
+  if (own?.key !== OWN_LINE) return own ? [own, ...rows] : [];
+  const [line, ...others] = rows;
+  return line?.name === own.name ? rows : [line, own, ...others];
 }
 
 const kindsKey = ({ set, color, dark, hidden, search }: Look) =>

@@ -59,15 +59,20 @@ export interface Part {
   names?: Names;
 }
 
+/** A line of the program itself, and not of a library that it calls. */
+export const OWN_LINE = "own line";
+
 /** Of each key, the name with most bytes, up or down; nothing where no name is known. */
 export function largest(parts: Part[], keys: string[]): Largest[] {
   return keys.flatMap((key) => {
     const bytes = new Map<string, number>();
     for (const { data, found, sign, names = asTheyAre } of parts) {
-      const texts = data.text(key);
+      const column = key === OWN_LINE ? "line" : key;
+      const texts = data.text(column);
+      const left = new Set(key === OWN_LINE ? data.facts.of_libraries : []);
       for (let kind = 0; kind < texts.length; kind++) {
-        if (texts[kind] === 0 || found.bytes[kind] === 0) continue;
-        const name = names(key, data.words.strings[texts[kind]]);
+        if (texts[kind] === 0 || found.bytes[kind] === 0 || left.has(texts[kind])) continue;
+        const name = names(column, data.words.strings[texts[kind]]);
         bytes.set(name, (bytes.get(name) ?? 0) + sign * found.bytes[kind]);
       }
     }

@@ -101,7 +101,9 @@ export class CompareView {
     if (sets.length > 1) {
       const { device } = sets[0];
       const other = sets.findIndex((set, i) => i > 0 && set.device === device);
-      return [peak(0), peak(Math.max(other, 1))];
+      // Of a job the worst rank comes first on the page, and a typical one after it.
+      const sides: [Side, Side] = [peak(0), peak(Math.max(other, 1))];
+      return this.app.doc.job ? [sides[1], sides[0]] : sides;
     }
     const steps = sides.filter(([text]) => text.includes("step"));
     if (steps.length > 1) return [steps[0][1], steps[steps.length - 1][1]];

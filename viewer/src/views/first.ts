@@ -120,7 +120,7 @@ function sentence(app: App, ofJob: string | undefined): (Element | string)[] {
     `${timeText(time_ns)} after the start`,
   ];
   const said: (Element | string)[] = [
-    "At its peak it held ",
+    app.isPair ? `At its peak ${facts.name} held ` : "At its peak it held ",
     h("b", {}, sizeText(bytes)),
     ` on ${facts.device}: ${when.filter(Boolean).join(", ")}.`,
   ];
@@ -128,6 +128,9 @@ function sentence(app: App, ofJob: string | undefined): (Element | string)[] {
   if (failed) {
     said.push(" ", h("b", { class: "failed" }, `A request for ${sizeText(failed.bytes)} failed.`));
   }
+  const others = app.isPair ? app.doc.sets.filter((set) => set.name !== facts.name) : [];
+  for (const { name, peak } of others)
+    said.push(` ${name} held `, h("b", {}, sizeText(peak.bytes)), ".");
   if (facts.capacity) {
     const share = shareText(bytes, facts.capacity);
     said.push(` That is ${share} of the card's ${sizeText(facts.capacity)}.`);

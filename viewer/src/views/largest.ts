@@ -4,7 +4,9 @@ import * as actions from "../actions";
 import type { App } from "../app";
 import { h } from "../dom";
 import { exactly } from "../folded";
-import type { Largest } from "../tree";
+import { type Largest, OWN_LINE } from "../tree";
+
+const KEYS: Record<string, string> = { [OWN_LINE]: "your own line" };
 
 export function largest(
   app: App,
@@ -14,10 +16,17 @@ export function largest(
 ): HTMLElement {
   const parts: (Node | string)[] = rows.map((row, i) => {
     const own = row.name.replace(/ \(was \d+\)$/, "");
-    const search = () => actions.searchFor(app, exactly(row.key, own));
+    const search = () =>
+      actions.searchFor(app, exactly(row.key === OWN_LINE ? "line" : row.key, own));
     const name = h("button", { click: search }, row.name);
     const end = i < rows.length - 1 ? ",\u00a0" : "";
-    return h("span", {}, `${i ? "" : `${title}: `}${row.key} `, name, ` ${unit(row.bytes)}${end}`);
+    return h(
+      "span",
+      {},
+      `${i ? "" : `${title}: `}${KEYS[row.key] ?? row.key} `,
+      name,
+      ` ${unit(row.bytes)}${end}`,
+    );
   });
   if (rows.length && rows[0].key !== "line") {
     parts.push(". Lines were not recorded: trace(stacks=True), or run --stacks");
