@@ -58,7 +58,8 @@ def text(loaded: Any, terminal: Terminal) -> str:
     for kind, head in HEADS.items():
         rows = [one for one in found if one.kind == kind]
         lines += ["", terminal.paint(head, BOLD)] if rows else []
-        for row in rows:
+        for i, row in enumerate(rows):
+            lines += [""] if i and rows[i - 1].code else []  # the code ends there
             lines += _row(row, terminal)
     if sentence := together(trace, peak.device):
         lines += ["", *terminal.wrap(sentence)]
