@@ -119,7 +119,8 @@ def _inputs(config: Any, kind: Any, order: Order) -> dict[str, Callable[[], Any]
         return lambda: torch.randint(bound, shape, device="cuda")
 
     def real(*shape: int) -> Callable[[], Any]:
-        return lambda: torch.randn(*shape, device="cuda")
+        dtype = getattr(torch, order.dtype)  # as the weights, which take no other
+        return lambda: torch.randn(*shape, device="cuda", dtype=dtype)
 
     def images(of: Any) -> Callable[[], Any]:
         size = getattr(of, "image_size", 224)
