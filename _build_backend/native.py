@@ -6,7 +6,7 @@
     _view.so                private files  csrc/view; preloaded, so it needs libc only
 
 An extension is bound to one release of torch (the layout of its classes), so each release has its
-own; pytracer/_native.py opens the one for the torch that runs. They are compiled from torch's
+own; pytracer/data/_native.py opens the one for the torch that runs. They are compiled from torch's
 headers and linked to empty libraries that have torch's names: at run time, Python has imported
 torch already. So the build needs neither torch's libraries nor a GPU nor nvcc.
 
@@ -87,7 +87,7 @@ def numbers(release: str) -> tuple[int, ...]:
 
 def check_release(torch: Torch) -> None:
     """Refuses a torch that is too old in one sentence; warns about one that is newer than tested."""
-    known = runpy.run_path(str(PACKAGE / "version.py"))
+    known = runpy.run_path(str(PACKAGE / "basics" / "version.py"))
     oldest, newest = known["OLDEST_TORCH"], known["TESTED_TORCH"][-1]
     if numbers(torch.release) < numbers(oldest):
         raise CannotBuild(

@@ -28,8 +28,8 @@ from pytracer.analysis.facts import (
     scopes,
     usage,
 )
-from pytracer.recorded import Trace
-from pytracer.schema import ACTION, CATEGORY, SCOPE_GRAD, SCOPE_KIND, TABLES
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ACTION, CATEGORY, SCOPE_GRAD, SCOPE_KIND, TABLES
 
 TARGET_SECONDS_PER_MILLION = 0.5
 

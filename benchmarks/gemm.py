@@ -45,12 +45,12 @@ import overhead  # noqa: E402
 
 from benchmarks import kept, slug  # noqa: E402
 from pytracer import errors  # noqa: E402
-from pytracer.gemm import advice, presets, shapes, sweep  # noqa: E402
-from pytracer.gemm.operands import as_asked, prepare  # noqa: E402
-from pytracer.gemm.shapes import LIBRARIES, ROLES, Gemm  # noqa: E402
-from pytracer.gemm.statistics import median, ratio  # noqa: E402
-from pytracer.gemm.sweep import Group, Knowledge  # noqa: E402
-from pytracer.gemm.timer import (  # noqa: E402
+from pytracer.lab.gemm import advice, presets, shapes, sweep  # noqa: E402
+from pytracer.lab.gemm.operands import as_asked, prepare  # noqa: E402
+from pytracer.lab.gemm.shapes import LIBRARIES, ROLES, Gemm  # noqa: E402
+from pytracer.lab.gemm.statistics import median, ratio  # noqa: E402
+from pytracer.lab.gemm.sweep import Group, Knowledge  # noqa: E402
+from pytracer.lab.gemm.timer import (  # noqa: E402
     EVEN,
     SUSTAINED,
     Comparison,
@@ -282,7 +282,7 @@ def peak(bench: Bench, dtype: str) -> dict[str, Any]:
 
 
 def sweep_dtypes(bench: Bench) -> tuple[str, ...]:
-    from pytracer.gemm import device
+    from pytracer.lab.gemm import device
 
     return device.dtypes(bench.facts)
 

@@ -133,7 +133,7 @@ def claims(document: Document) -> str:
 
 def pictures(document: Document, folder: Path) -> None:
     """The curves, and where waves of tiles fill. Needs matplotlib."""
-    from pytracer.gemm import plot
+    from pytracer.lab.gemm import plot
 
     name = document["device"]["name"].rpartition(" ")[2].lower()
     curves = [

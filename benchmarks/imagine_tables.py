@@ -156,9 +156,9 @@ def layer_of(row: Document) -> Any:
 
 
 def _reserve(row: Document) -> int:
-    from pytracer.imagined import scratch as bounds
+    from pytracer.imagined import recurrent
 
-    return bounds.reserve(layer_of(row))
+    return recurrent.kept_for_backward(layer_of(row))
 
 
 def peers(document: Document) -> str:

@@ -37,12 +37,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import kept, models, slug  # noqa: E402
-from pytracer import (  # noqa: E402
-    driver,
-    errors,
-    trace,
-)
+from pytracer import errors, trace  # noqa: E402
 from pytracer.analysis.allocator import ledger  # noqa: E402
+from pytracer.basics import driver  # noqa: E402
 from pytracer.capture import probe  # noqa: E402
 
 Step = Callable[[], Any]

@@ -253,7 +253,7 @@ def taken(t: Any) -> dict[str, Any]:
     """The peak beside workspaces, and how often a block of each size was taken."""
     from pytracer.analysis.facts import usage
     from pytracer.analysis.facts.allocations import allocations
-    from pytracer.schema import CATEGORY
+    from pytracer.data.schema import CATEGORY
 
     alloc, own = allocations(t.data), usage.on_device(t.data, "cuda:0")
     own &= alloc.category != CATEGORY["workspaces"]

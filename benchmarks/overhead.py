@@ -58,8 +58,8 @@ import models  # noqa: E402
 
 import pytracer  # noqa: E402
 from benchmarks import kept, slug  # noqa: E402
-from pytracer._native import C  # noqa: E402
-from pytracer.gemm import statistics as intervals  # noqa: E402
+from pytracer.data._native import C  # noqa: E402
+from pytracer.lab.gemm import statistics as intervals  # noqa: E402
 
 LEAST_ROUNDS = 3
 TIMES = ("step_ms", "step_cpu_ms")  # of a block, by the clock and by the processor

@@ -242,7 +242,7 @@ def changed(model: Any, way: Way) -> None:
     """Checkpoints and offloads these modules and no others, for the block."""
     from torch.utils.checkpoint import checkpoint
 
-    from pytracer.offload import offload
+    from pytracer.recording.offload import offload
 
     for module in model.modules():
         vars(module).pop("forward", None)
@@ -679,12 +679,12 @@ def cases(trace: Any) -> Iterator[tuple[str, int | None, str]]:
 
 def predict(trace: Any, settings: str, limit: int | None) -> dict[str, Any]:
     """Returns the prediction, under the names of torch's counters."""
-    from pytracer._native import core
     from pytracer.analysis.allocator import (
         replay,
         settings as allocator_settings,
         steps as steps_of,
     )
+    from pytracer.data._native import core
 
     found = replay.replay(trace, settings, limit)
     rules = allocator_settings.parse(settings).rules(limit, None)

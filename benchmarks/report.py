@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # from a checkout,
 
 from benchmarks.analysis import Step
 from pytracer.analysis.facts import lifetimes, usage
+from pytracer.data.recorded import Trace
 from pytracer.export import report
-from pytracer.recorded import Trace
 
 RESULTS = Path(__file__).parent / "results"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]

@@ -148,7 +148,7 @@ def compared(truth: Any, snapshot: Any, kind: str = "whole") -> dict[str, Any]:
     """
     from pytracer.analysis.facts import usage
     from pytracer.analysis.facts.allocations import allocations
-    from pytracer.schema import CATEGORIES
+    from pytracer.data.schema import CATEGORIES
 
     found, device = allocations(snapshot.data), usage.devices(snapshot.data)[0]
     of_truth = _matched(allocations(truth.data), found, -1 if kind != "oom" else 0)
@@ -172,7 +172,7 @@ def _by_rule(snapshot: Any, of_truth: Any) -> dict[str, tuple[int, int]]:
     """By category and rule: the bytes that it decides, and those that it decides right."""
     from pytracer.analysis.facts.allocations import allocations
     from pytracer.analysis.facts.grouping import role_text
-    from pytracer.schema import CATEGORIES
+    from pytracer.data.schema import CATEGORIES
 
     found = allocations(snapshot)
     rules: dict[str, tuple[int, int]] = {}

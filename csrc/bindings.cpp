@@ -384,7 +384,7 @@ void in_forked_child() {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
-  m.doc() = "pytracer's native core. Import pytracer._native instead.";
+  m.doc() = "pytracer's native core. Import pytracer.data._native instead.";
   pthread_atfork(nullptr, nullptr, &in_forked_child);
 
   raise_file_errors_as(py::module_::import("pytracer._core").attr("FileError"));

@@ -559,7 +559,7 @@ py::array_t<int64_t> thin(const Column<int64_t>& times,
 }  // namespace
 
 PYBIND11_MODULE(_core, m) {
-  m.doc() = "pytracer's files, without torch. Import pytracer._native instead.";
+  m.doc() = "pytracer's files, without torch. Import pytracer.data._native instead.";
 
   auto file_error = py::reinterpret_steal<py::object>(
       PyErr_NewException("pytracer._core.FileError", PyExc_Exception, nullptr));

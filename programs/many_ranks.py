@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from pytracer import trace
-from pytracer.recorded import Trace
+from pytracer.data.recorded import Trace
 
 RANKS_PER_HOST = 8
 _STEPS = 8

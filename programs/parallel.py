@@ -544,7 +544,7 @@ def _seen(t: Any) -> dict[str, Any]:
 def _most_at_once(trace: Any, role: str) -> int:
     from pytracer.analysis.facts import usage
     from pytracer.analysis.facts.allocations import allocations
-    from pytracer.schema import CATEGORY, ROLE
+    from pytracer.data.schema import CATEGORY, ROLE
 
     alloc = allocations(trace)
     which = (alloc.role == ROLE[role]) & (alloc.category == CATEGORY["weights"])

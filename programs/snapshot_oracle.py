@@ -11,9 +11,9 @@ import numpy as np
 
 from pytracer.analysis.facts import scopes
 from pytracer.analysis.facts.allocations import allocations
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ACTION, ACTIONS, CATEGORY, DEVICE_TYPES, ROLE
 from pytracer.export import snapshot as export
-from pytracer.recorded import Trace
-from pytracer.schema import ACTION, ACTIONS, CATEGORY, DEVICE_TYPES, ROLE
 
 Frame = tuple[str, str, int]  # file, function, line
 _OPTIMIZER_FILE = "/opt/venv/lib/python3.12/site-packages/torch/optim/optimizer.py"

@@ -1,4 +1,4 @@
-"""The compiled extension. Only pytracer._native may import it."""
+"""The compiled extension. Only pytracer.data._native may import it."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -6,18 +6,20 @@ with trace():
     train_step(batch)
 """
 
-from pytracer.version import __version__
+from pytracer.basics.version import __version__
 
-TYPE_CHECKING = False  # `typing` would be imported before the program: see pytracer/start.py
+TYPE_CHECKING = (
+    False  # `typing` would be imported before the program: see pytracer/recording/start.py
+)
 if TYPE_CHECKING:
     from typing import Any
 
-    from pytracer.api import trace
     from pytracer.imagined.run import imagine, is_imagining
     from pytracer.imagined.search import largest_batch
-    from pytracer.job import Job
-    from pytracer.loading import load
-    from pytracer.reading import LoadedTrace
+    from pytracer.reading.job import Job
+    from pytracer.reading.loading import load
+    from pytracer.reading.views import LoadedTrace
+    from pytracer.recording.api import trace
 
 __all__ = [
     "Job",
@@ -38,19 +40,19 @@ def __getattr__(name: str) -> "Any":
     own `import torch`.
     """
     if name == "trace":
-        from pytracer.api import trace
+        from pytracer.recording.api import trace
 
         return trace
     if name == "LoadedTrace":
-        from pytracer.reading import LoadedTrace
+        from pytracer.reading.views import LoadedTrace
 
         return LoadedTrace
     if name == "Job":
-        from pytracer.job import Job
+        from pytracer.reading.job import Job
 
         return Job
     if name == "load":
-        from pytracer.loading import load
+        from pytracer.reading.loading import load
 
         return load
     if name in ("imagine", "is_imagining"):

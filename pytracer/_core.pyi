@@ -1,4 +1,4 @@
-"""The extension that reads and writes files, without torch. Only pytracer._native may import it."""
+"""The extension that reads and writes files, without torch. Only pytracer.data._native may import it."""
 
 from collections.abc import Sequence
 from typing import Any

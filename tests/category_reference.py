@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pytracer.analysis.facts import phases, timelines
-from pytracer.recorded import Trace
-from pytracer.schema import (
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import (
     ACTIONS,
     CATEGORIES,
     DEVICE_TYPES,

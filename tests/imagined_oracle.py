@@ -15,8 +15,8 @@ import torch
 from pytracer.analysis.facts import scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import NODE, OP, Tree
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import CATEGORIES, PHASE, PHASES, U32, Mask
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import CATEGORIES, PHASE, PHASES, U32, Mask
 
 # The same act by another name: a number from Python becomes a tensor.
 _ALIKE = {"aten::lift_fresh": "aten::empty"}

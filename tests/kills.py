@@ -55,7 +55,7 @@ def kill_recordings(folder: Path, delays: list[float], steps: int) -> None:
 
 def compare(folder: Path, cuts: int, seed: int) -> Iterator[Found]:
     """Every killed file, and as many cuts of each, beside the whole recording."""
-    from pytracer.reading import read
+    from pytracer.reading.views import read
 
     rng = random.Random(seed)
     truth = read(folder / WHOLE).steps()[TOTALS]
@@ -71,7 +71,7 @@ def compare(folder: Path, cuts: int, seed: int) -> Iterator[Found]:
 
 def _compare(path: Path, truth: "pd.DataFrame") -> Found:
     from pytracer import errors
-    from pytracer.reading import read
+    from pytracer.reading.views import read
 
     size = path.stat().st_size
     try:
@@ -105,7 +105,7 @@ def _main(folder: Path, steps: int, delays: list[float]) -> None:
     import torch
     import torch._dynamo  # which optimizers import: once, and not in each child
 
-    import pytracer.api  # noqa: F401
+    import pytracer.recording.api  # noqa: F401
 
     torch.set_num_threads(1)
     _in_child(folder / WHOLE, steps)

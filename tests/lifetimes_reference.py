@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pytracer.schema import ACTIONS, I64, U16, U64, Events, Places
+from pytracer.data.schema import ACTIONS, I64, U16, U64, Events, Places
 
 # Every counter of csrc/core/lifetimes.h, in its order.
 COUNTERS = (

@@ -305,8 +305,8 @@ def edit_much(chunks: list[bytes], rng: random.Random) -> None:
 
 def absurd_numbers(seed: Seed, rng: random.Random) -> bytes:
     """A sound file, in columns of which numbers are that no recording has."""
-    from pytracer.recorded import Trace, load
-    from pytracer.schema import TABLES
+    from pytracer.data.recorded import Trace, load
+    from pytracer.data.schema import TABLES
 
     path = Path(f"absurd-{os.getpid()}")
     path.write_bytes(seed.content)
@@ -421,7 +421,7 @@ class Judge:
         return not (seed.is_snapshot or damaged.repaired or foreign)
 
     def _read(self, name: str, content: bytes) -> Any:
-        from pytracer.reading import read
+        from pytracer.reading.views import read
 
         self.path = self.path.with_suffix(Path(name).suffix)
         self.path.write_bytes(content)
@@ -436,8 +436,8 @@ def totals(loaded: Any) -> list[Any]:
 
 def ask_everything(loaded: Any) -> None:
     """Every view; a usage error says in words what a trace cannot tell."""
+    from pytracer.data.schema import KEYS
     from pytracer.errors import PytracerError
-    from pytracer.schema import KEYS
 
     questions: list[Callable[[], Any]] = [
         lambda: str(loaded),
@@ -495,7 +495,7 @@ def run_every_command(path: Path) -> None:
 
 def exports_are_read_back(loaded: Any, path: Path) -> None:
     """What is saved is what was loaded, and says as well that it is not whole."""
-    from pytracer.reading import read
+    from pytracer.reading.views import read
 
     out = str(path.with_suffix(""))
     read(f"{out}.out.pickle")

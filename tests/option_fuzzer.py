@@ -69,7 +69,7 @@ PROGRAMS = [
 
 def fill(folder: Path) -> None:
     """Puts files of every kind there."""
-    from pytracer.demo import run
+    from pytracer.cli.demo import run
     from tests.test_snapshot import recorded_bytes
     from tests.test_table import training
     from tests.trace_builder import TraceBuilder
@@ -261,9 +261,11 @@ def no_programs() -> Iterator[None]:
     """
     import torch
 
-    from pytracer import demo, doctor, load, traced_program
+    from pytracer import load
+    from pytracer.cli import demo, doctor
     from pytracer.cost import peaks
-    from pytracer.gemm import timer
+    from pytracer.lab.gemm import timer
+    from pytracer.recording import traced_program
 
     real, prepare, small = subprocess.Popen, traced_program.prepare, load("small.pytrace")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from pytracer.schema import ACTION, Events, Places
+from pytracer.data.schema import ACTION, Events, Places
 
 # Place 0 is the CPU; 1 and 2 are two streams of cuda:0; 3 is cuda:1.
 PLACES = Places(

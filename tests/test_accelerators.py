@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytracer import _native, schema
-from pytracer._native import C
+from pytracer.data import _native, schema
+from pytracer.data._native import C
 
 ROOT = Path(__file__).parents[1]
 
@@ -96,7 +96,7 @@ native.build([native.torch_in(Path("torch"))], Path("."))
 RECORD = r"""
 import json, os, sys
 import torch
-from pytracer._native import C
+from pytracer.data._native import C
 
 assert C.open_device_tracker("cuda", os.fsencode(sys.argv[1])) == ""
 assert C.has_device_tracker("cuda") and not C.has_device_tracker("cpu")
@@ -142,7 +142,7 @@ def run(script: str, *arguments: str, cwd: Path) -> Any:
 def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what builds, with a folder for an accelerator that does not exist."""
     copy = tmp_path_factory.mktemp("copy")
-    for name in ("_build_backend", "csrc", "pytracer/version.py"):
+    for name in ("_build_backend", "csrc", "pytracer/basics/version.py"):
         source, into = ROOT / name, copy / name
         into.parent.mkdir(exist_ok=True)
         shutil.copytree(source, into) if source.is_dir() else shutil.copy(source, into)
@@ -226,7 +226,7 @@ def test_the_map_names_the_files_of_an_accelerator() -> None:
         "csrc/core/event.h",
         "csrc/torch/devices.h",
         "_build_backend/native.py",
-        "pytracer/_native.py",
-        "pytracer/schema.py",
+        "pytracer/data/_native.py",
+        "pytracer/data/schema.py",
     }
     assert all((ROOT / name).is_file() for name in named)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, find, given, settings, strategies as st
 
-from pytracer._native import core
+from pytracer.data._native import core
 from tests import allocator_reference as reference
 from tests.allocator_reference import (
     ALLOC,

@@ -15,8 +15,8 @@ from pytracer.analysis.answers import breakdown
 from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.grouping import role_text
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORIES, SCOPE_GRAPH
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORIES, SCOPE_GRAPH
 from tests.category_reference import Reference
 from tests.trace_builder import Block, TraceBuilder, training_step
 

@@ -12,10 +12,10 @@ from pytracer.analysis.answers import breakdown, findings, recording_quality, tr
 from pytracer.analysis.facts import devices, usage
 from pytracer.analysis.forecasts import checkpoint_plans, what_if
 from pytracer.analysis.forecasts.shown import Shown
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ACTION, TABLES
 from pytracer.export import fits_text, notebook, postmortem
 from pytracer.export.table import render
-from pytracer.recorded import Trace
-from pytracer.schema import ACTION, TABLES
 from tests.test_analysis_categories import programs
 from tests.trace_builder import TraceBuilder
 

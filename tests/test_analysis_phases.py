@@ -7,8 +7,8 @@ import pytest
 from pytracer.analysis.answers import training_steps
 from pytracer.analysis.facts import phases
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.recorded import Trace
-from pytracer.schema import PHASES
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import PHASES
 from tests.trace_builder import TraceBuilder, training_step
 
 

@@ -14,8 +14,8 @@ from pytracer import errors
 from pytracer.analysis.answers import breakdown, hints, recording_quality, training_steps
 from pytracer.analysis.facts import allocations, owners, timelines, usage
 from pytracer.analysis.forecasts import changes
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import ACTION, CATEGORY_ORDER
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import ACTION, CATEGORY_ORDER
 from tests.trace_builder import TraceBuilder, training_step
 
 MIB = 1 << 20
@@ -132,7 +132,7 @@ def test_the_line_is_the_users_innermost_one() -> None:
     [
         ("/x/site-packages/torch/nn/functional.py", False),
         ("/src/pytorch/torch/_tensor.py", False),
-        ("/x/site-packages/pytracer/api.py", False),
+        ("/x/site-packages/pytracer/recording/api.py", False),
         ("<frozen importlib._bootstrap>", False),
         ("/home/me/torch/train.py", True),
         ("/home/me/project/model.py", True),
@@ -152,7 +152,7 @@ def test_files_of_ours_that_use_torch_are_not_the_users_but_for_the_demo() -> No
     names = {path.relative_to(package.parent).as_posix() for path in using}
     assert len(names) > 20
     users = {name for name in names if owners.is_users_file(f"/src/{name}")}
-    assert users == {"pytracer/demo.py"}
+    assert users == {"pytracer/cli/demo.py"}
 
 
 def test_ops_that_only_allocate_own_nothing_for_others() -> None:

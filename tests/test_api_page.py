@@ -16,7 +16,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import pytracer
-from pytracer import cli, columns, trace
+from pytracer import cli, trace
+from pytracer.data import columns
 from tools import api_page
 
 SCHEMAS = api_page.SCHEMAS
@@ -127,7 +128,7 @@ def test_a_table_has_the_columns_that_are_promised(title: str, place: Path) -> N
 
 
 def test_every_table_of_a_trace_is_described() -> None:
-    """A view whose annotation says DataFrame has its columns in pytracer/columns.py."""
+    """A view whose annotation says DataFrame has its columns in pytracer/data/columns.py."""
     described = {title.partition("(")[0] for title in columns.TABLES}
     for name, thing in api_page.members(pytracer.LoadedTrace):
         if "DataFrame" in str(getattr(thing, "__annotations__", {}).get("return", "")):

@@ -7,126 +7,58 @@ from pathlib import Path
 
 import pytest
 
-from pytracer import private_torch
 from pytracer.analysis.facts import evidence
-from pytracer.schema import CATEGORIES, CATEGORY_TABLE
+from pytracer.basics import private_torch
+from pytracer.data.schema import CATEGORIES, CATEGORY_TABLE
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pytracer"
 CSRC = ROOT / "csrc"
 
-# What each module or room may import from pytracer, inside functions too. Anything not listed is
-# forbidden, and a new module is a new line here.
-WORDS = {"errors", "files", "frames", "health", "names", "schema", "units", "version"}
-FACTS = {"analysis.facts", "meta", "model_names", "recorded", "sanitized"}
-ALLOCATOR = {"analysis.allocator", *FACTS}
-ANSWERS = {"analysis.answers", *ALLOCATOR}
-FORECASTS = {"analysis.forecasts", *ANSWERS}
+# What each room may import from pytracer, inside functions too. Anything not listed is forbidden.
+TRACE = {"basics", "data", "errors"}
+FACTS = {*TRACE, "analysis.facts"}
+ALLOCATOR = {*FACTS, "analysis.allocator"}
+ANSWERS = {*ALLOCATOR, "analysis.answers"}
+FORECASTS = {*ANSWERS, "analysis.forecasts"}
 MAY_IMPORT = {
-    "driver": set(),
-    "environment": set(),
     "errors": set(),
-    "files": {"errors", "units"},
-    "columns": {"schema"},
-    "frames": {"columns", "units"},
-    "names": {"environment"},
-    "schema": set(),
-    "units": {"errors"},
-    "version": set(),
-    "health": {"schema"},
-    "private_torch": {"errors"},
-    "ranges": set(),
-    "_native": {"_C", "_core", "errors", "version"},
-    "model_names": {"schema"},
-    "recorded": {*WORDS, "_native", "model_names"},
-    "meta": {"model_names", "recorded", "schema"},
-    "sanitized": {"meta", "recorded", "schema"},
-    "anonymous": {"_native", "recorded"},
-    "snapshot": {*WORDS, "_native", "ranges", "recorded"},
-    "capture": {
-        *WORDS,
-        "private_torch",
-        "_native",
-        "anonymous",
-        "driver",
-        "environment",
-        "recorded",
-    },
+    "basics": {"errors"},
+    "data": {"basics", "errors", "_C", "_core"},
+    "capture": TRACE,
     # A private view of the files, for a program that is to change none.
     "sandbox": {"errors"},
+    "snapshot": TRACE,
+    "cost": TRACE,
     # What happened; where it lay; what people ask; what would be.
-    "analysis.facts": {*WORDS, "_native", "meta", "model_names", "recorded", "sanitized"},
-    "analysis.allocator": {*WORDS, *FACTS, "_native", "ranges"},
-    "analysis.answers": {*WORDS, *ALLOCATOR},
-    "analysis.forecasts": {*WORDS, *ANSWERS, "cost"},
-    "cost": {*WORDS, "private_torch", "_native", "meta", "model_names", "recorded"},
-    "gemm": {*WORDS, "private_torch", *ANSWERS, "_native"},
+    "analysis.facts": TRACE,
+    "analysis.allocator": FACTS,
+    "analysis.answers": ALLOCATOR,
+    "analysis.forecasts": {*ANSWERS, "cost"},
     # Many ranks as one job: a digest of each, and what their comparison shows.
-    "ranks": {*WORDS, *ANSWERS, "snapshot"},
-    "export": {*WORDS, *FORECASTS, "_native", "cost", "ranges", "ranks", "sandbox"},
-    "verify": {*WORDS, *FORECASTS, "sandbox"},
+    "ranks": {*ANSWERS, "snapshot"},
+    "export": {*FORECASTS, "cost", "ranks", "sandbox"},
     # The public face: what can be asked, and where capture and analysis meet.
-    "reading": {*WORDS, *FORECASTS, "anonymous", "cost", "export", "snapshot", "verify"},
-    "job": {*WORDS, *ANSWERS, "anonymous", "export", "ranks", "reading"},
-    "loading": {"job", "reading"},
-    "api": {
-        *WORDS,
-        "private_torch",
-        "capture",
-        "cost",
-        "environment",
-        "export",
-        "meta",
-        "reading",
-        "recorded",
-    },
-    "imagined": {*WORDS, "private_torch", *FORECASTS, "_native", "capture", "reading", "runner"}
-    | {"sandbox", "start"},
-    "claims": {*WORDS, *ANSWERS, "_native", "api", "capture", "cost", "driver", "export"}
-    | {"gemm", "meta", "reading"},
-    "integrations": {*WORDS, "api", "capture", "environment", "export", "reading"},
-    "demo": {*WORDS, "api"},
-    "offload": set(),
-    "place": set(),
-    "start": set(),
-    "runner": {"environment", "errors", "files", "start"},
-    "trial": {"capture", "errors", "model_names", "offload", "start"},
-    "traced_program": {*WORDS, *FACTS, "api", "capture", "environment", "place", "runner"}
-    | {"start", "trial"},
-    "doctor": {*WORDS, "private_torch", *ANSWERS, "_native", "capture"},
-    "cli": {*WORDS, *FORECASTS, "_native", "api", "capture", "claims", "cost", "demo", "doctor"}
-    | {
-        "driver",
-        "environment",
-        "export",
-        "gemm",
-        "imagined",
-        "integrations",
-        "job",
-        "loading",
-        "ranks",
-    }
-    | {"reading", "runner", "sandbox", "start", "traced_program", "verify"},
+    "reading": {*FORECASTS, "cost", "export", "ranks", "sandbox", "snapshot"},
+    "recording": {*FACTS, "capture", "cost", "export", "reading"},
+    "imagined": {*FORECASTS, "capture", "reading", "recording", "sandbox"},
+    "integrations": {*TRACE, "capture", "export", "reading", "recording"},
+    # Nothing but the command line knows it.
+    "lab": {*ANSWERS, "capture", "cost", "export", "reading", "recording"},
+    "cli": {*FORECASTS, "capture", "cost", "export", "imagined", "lab", "ranks", "reading"}
+    | {"recording", "sandbox"},
     "__main__": {"cli"},
-    "__init__": {
-        "api",
-        "errors",
-        "imagined",
-        "integrations",
-        "job",
-        "loading",
-        "reading",
-        "version",
-    },
+    "__init__": {"basics", "imagined", "integrations", "reading", "recording"},
 }
+MOST_ROOMS, MOST_ARROWS = 24, 120
 # Rooms in which every file may import torch, and the files that may in the others.
-KNOWS_TORCH = {"capture", "claims", "imagined"}
+KNOWS_TORCH = {"capture", "imagined"}
 MAY_IMPORT_TORCH = {
-    *("api.py", "demo.py", "offload.py", "private_torch.py", "cli/measure.py"),
-    *("traced_program.py", "trial.py"),
-    "cli/show.py",
-    *("cost/classes.py", "cost/flops.py", "cost/measure.py", "cost/peaks.py"),
-    *(f"gemm/{name}.py" for name in ("device", "kernels", "operands", "sweep", "timer")),
+    "basics/private_torch.py",
+    *(f"cli/{name}.py" for name in ("demo", "measure", "show")),
+    *(f"cost/{name}.py" for name in ("classes", "flops", "measure", "peaks")),
+    *(f"recording/{name}.py" for name in ("api", "offload", "traced_program", "trial")),
+    *(f"lab/gemm/{name}.py" for name in ("device", "kernels", "operands", "sweep", "timer")),
 }
 
 
@@ -184,13 +116,52 @@ def test_each_layer_imports_only_what_it_may(path: Path) -> None:
     assert layers - {own} <= MAY_IMPORT[own]
 
 
-def test_the_layers_have_an_order() -> None:
-    """No layer imports, by whatever detour, one that imports it."""
-    left = {layer: set(imports) & MAY_IMPORT.keys() for layer, imports in MAY_IMPORT.items()}
-    while left:
-        lowest = {layer for layer, imports in left.items() if not imports & left.keys()}
-        assert lowest, f"a circle among {sorted(left)}"
-        left = {layer: imports for layer, imports in left.items() if layer not in lowest}
+def test_the_rooms_have_an_order() -> None:
+    """No room imports, by whatever detour, one that imports it."""
+    assert circle_of({room: set(others) for room, others in MAY_IMPORT.items()}) == []
+
+
+def test_no_file_imports_by_a_detour_one_that_imports_it() -> None:
+    """`pytracer/__init__.py` gives the public names, and imports each when somebody asks for it."""
+    names = {name_of(path): path for path in modules if path != PACKAGE / "__init__.py"}
+    imports = {
+        own: {known(each, names) for each in imports_of(path)} - {own, ""}
+        for own, path in names.items()
+    }
+    assert circle_of(imports) == []
+
+
+def test_the_house_stays_small() -> None:
+    """Rooms and arrows that are there, whatever would be allowed."""
+    arrows = {
+        (layer_of(path), room(name.split(".")[1:]))
+        for path in modules
+        for name in imports_of(path)
+        if name.startswith("pytracer.")
+    }
+    arrows = {(own, other) for own, other in arrows if own != other and other in MAY_IMPORT}
+    assert len({layer_of(path) for path in modules} - {"analysis"}) <= MOST_ROOMS
+    assert len(arrows) <= MOST_ARROWS
+
+
+def name_of(path: Path) -> str:
+    """The dotted name of a module."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def known(imported: str, names: dict[str, Path]) -> str:
+    """The module that a dotted name is in; "" if none is ours."""
+    while imported and imported not in names:
+        imported = imported.rpartition(".")[0]
+    return imported
+
+
+def circle_of(imports: dict[str, set[str]]) -> list[str]:
+    """What imports each other in circles, and what imports these."""
+    left = dict(imports)
+    while lowest := {each for each, others in left.items() if not others & left.keys()}:
+        left = {each: others for each, others in left.items() if each not in lowest}
+    return sorted(left)
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "tools", "programs"])
@@ -217,7 +188,7 @@ def private_names_of_torch(tree: ast.AST) -> set[str]:
 @each_module
 def test_private_names_of_torch_are_all_in_one_module(path: Path) -> None:
     """A member that is private may be used where it is, if the list of members has it."""
-    if path.name == "private_torch.py":
+    if path == PACKAGE / "basics" / "private_torch.py":
         return
     members = {member.place.replace(":", ".") for member in private_torch.MEMBERS}
     assert private_names_of_torch(ast.parse(path.read_text())) <= members
@@ -230,7 +201,8 @@ def imports_package(path: Path, package: str) -> bool:
 @each_module
 def test_only_the_capture_side_knows_torch(path: Path) -> None:
     name = path.relative_to(PACKAGE).as_posix()
-    allowed = layer_of(path) in KNOWS_TORCH or name in MAY_IMPORT_TORCH
+    knows = layer_of(path) in KNOWS_TORCH or name.startswith("lab/claims/")
+    allowed = knows or name in MAY_IMPORT_TORCH
     assert allowed or not imports_package(path, "torch")
 
 
@@ -241,7 +213,7 @@ def test_one_module_imports_pandas() -> None:
         for path in modules
         if "pandas" in {name.split(".")[0] for name in imports_that_run(path)}
     }
-    assert importing == {"frames.py"}
+    assert importing == {"data/frames.py"}
 
 
 def imports_that_run(path: Path) -> set[str]:

@@ -114,7 +114,7 @@ def test_it_is_told_what_to_record(tmp_path: Path, site: Path) -> None:
 def test_where_it_is_refused_nothing_happens(value: str | None, tmp_path: Path, site: Path) -> None:
     write(tmp_path, """
         import sys
-        assert not [name for name in sys.modules if name.startswith("pytracer.runner")]
+        assert not [name for name in sys.modules if name.startswith("pytracer.recording.runner")]
         print(len(sys.meta_path))
     """)  # fmt: skip
     asked = {} if value is None else {"PYTRACER": value}

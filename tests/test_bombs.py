@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 import pytracer
-from pytracer import errors, files, recorded
+from pytracer import errors
+from pytracer.basics import files
+from pytracer.data import recorded
+from pytracer.data.schema import ACTION
 from pytracer.export import snapshot
-from pytracer.schema import ACTION
 from tests import option_fuzzer
 from tests.mutations import FLUSHES, HEADER, SYNC, chunk_of, meta_chunk, sealed, with_chain
 from tests.test_table import training

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from pytracer import errors, units
+from pytracer import errors
+from pytracer.basics import units
 from pytracer.cli import main
-from pytracer.reading import read
+from pytracer.reading.views import read
 from tests.trace_builder import TraceBuilder, training_step
 
 MIB = 1 << 20

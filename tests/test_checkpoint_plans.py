@@ -312,7 +312,7 @@ def test_a_trace_without_a_backward_gets_one_clear_line() -> None:
     b = TraceBuilder()
     with b.module("model"), b.op("aten::mm"):
         b.free(b.alloc(100))
-    from pytracer.reading import LoadedTrace
+    from pytracer.reading.views import LoadedTrace
 
     with pytest.raises(errors.UsageError, match="nothing to checkpoint"):
         LoadedTrace(b.trace()).checkpoint_plan("1GiB")

@@ -14,13 +14,13 @@ from hypothesis import given, strategies as st
 
 import pytracer
 from pytracer import errors, trace as record
-from pytracer._native import core
 from pytracer.analysis.allocator import blocks
 from pytracer.analysis.answers import breakdown
 from pytracer.analysis.facts import usage
 from pytracer.cli import main
+from pytracer.data._native import core
+from pytracer.data.recorded import Trace
 from pytracer.export import chrome
-from pytracer.recorded import Trace
 from tests.browser import Perfetto, browser_page, chromium, perfetto, serve, viewers
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged
@@ -122,7 +122,7 @@ def test_allocated_requested_and_reserved(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.cuda
 @pytest.mark.slow
 def test_a_gpus_totals_and_sums(tmp_path: Path) -> None:
-    from pytracer.demo import run
+    from pytracer.cli.demo import run
 
     trace = run(3, "cuda").data
     events = export(trace, tmp_path / "run.json")
@@ -493,7 +493,7 @@ STATS = "select name, value from stats where severity in ('error', 'data_loss') 
 
 def traced_demo(where: str = "cpu") -> Any:
     """On this CPU; or as it was recorded on an H200."""
-    from pytracer.demo import run
+    from pytracer.cli.demo import run
 
     if where == "cpu":
         return run(2, "cpu")

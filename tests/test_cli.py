@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytracer import cli, doctor, errors, load, private_torch, schema
-from pytracer.cli import main, output
+from pytracer import cli, errors, load
+from pytracer.basics import private_torch
+from pytracer.cli import doctor, main, output
 from pytracer.cli.command import without_program
-from pytracer.recorded import Trace
-from pytracer.schema import ACTION, TABLES
+from pytracer.data import schema
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ACTION, TABLES
 from tests.csrc.make_snapshot_corpus import Calls, snapshot
 from tests.golden import same_as_golden
 from tests.mutations import HEADER, meta_chunk

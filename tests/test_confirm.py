@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from pytracer import errors
-from pytracer.claims import catalog, commands, report, runner, systems, worker
-from pytracer.claims.claim import (
+from pytracer.cli import main
+from pytracer.lab.claims import catalog, commands, report, runner, systems, worker
+from pytracer.lab.claims.claim import (
     CONFIRMED,
     DEPENDS,
     FAILED,
@@ -24,8 +25,7 @@ from pytracer.claims.claim import (
     Claim,
     Verdict,
 )
-from pytracer.claims.experiment import EXPERIMENTS, Experiment, Lab, Missing
-from pytracer.cli import main
+from pytracer.lab.claims.experiment import EXPERIMENTS, Experiment, Lab, Missing
 
 # As the documents' facts number their claims.
 IDS = [

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytracer import errors, load, trace
-from pytracer._native import C
+from pytracer.basics.units import time_text
 from pytracer.cli import main
 from pytracer.cost import classes, measure, measurements, peaks, per_module, table as cost_table
 from pytracer.cost.calls import (
@@ -31,8 +31,8 @@ from pytracer.cost.calls import (
     join,
     module_calls,
 )
+from pytracer.data._native import C
 from pytracer.export.cost_text import peaks_text, render
-from pytracer.units import time_text
 
 # ---------------------------------------------------------------- by hand
 

@@ -17,7 +17,7 @@ import torch
 
 import pytracer
 from benchmarks import models
-from pytracer._native import C
+from pytracer.data._native import C
 
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "csrc" / "core"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytracer import errors, load
-from pytracer.reading import LoadedTrace, read
+from pytracer.reading.views import LoadedTrace, read
 from tests import kills, mutations
 from tests.mutations import CHUNK_HEADER, DATA, HEADER, Seed
 from tests.test_diff import training

@@ -14,10 +14,10 @@ from pytracer.analysis.answers.budgets import differences
 from pytracer.analysis.answers.diff import KEYS, Diff, diff
 from pytracer.analysis.facts import usage
 from pytracer.cli import main
+from pytracer.data.recorded import Trace
 from pytracer.export.budget import difference_lines
 from pytracer.export.diff import render
 from pytracer.export.terminal import Terminal
-from pytracer.recorded import Trace
 from tests.golden import same_as_golden
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged

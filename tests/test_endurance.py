@@ -16,11 +16,12 @@ import pytest
 import torch
 
 import pytracer
-from pytracer import errors, schema
-from pytracer._native import C
+from pytracer import errors
 from pytracer.analysis.facts.lifetimes import lifetimes
 from pytracer.capture.labels import Labels
-from pytracer.recorded import Trace
+from pytracer.data import schema
+from pytracer.data._native import C
+from pytracer.data.recorded import Trace
 
 ROOT = Path(__file__).parents[1]
 MIB = 1 << 20
@@ -100,7 +101,7 @@ with pytracer.trace(model, optimizer, path=sys.argv[1], table=False):
     for _ in range(10_000):
         step()
     print("grown", rss() - warm)
-    print("events", pytracer._native.C.status()["events"])
+    print("events", pytracer.data._native.C.status()["events"])
 """,
         tmp_path / "run.pytrace",
     )
@@ -118,7 +119,7 @@ def test_ten_million_events_go_to_disk(tmp_path: Path) -> None:
         RSS
         + """
 import sys, torch, pytracer
-from pytracer._native import C
+from pytracer.data._native import C
 torch.set_num_threads(1)
 empty = torch.empty
 highest = before = rss()

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pytracer.cli import main
+from pytracer.data.recorded import Trace
 from pytracer.export.exporters import EXPORTERS, Exporter
-from pytracer.recorded import Trace
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "tests" / "data" / "streamed-1.1.pytrace"

@@ -14,8 +14,8 @@ from pytracer.analysis.answers import findings, growth, held, training_steps
 from pytracer.analysis.answers.situation import Finding, Proof, Situation, at_peak
 from pytracer.analysis.facts import scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.reading import LoadedTrace
-from pytracer.recorded import Trace
+from pytracer.data.recorded import Trace
+from pytracer.reading.views import LoadedTrace
 from tests.trace_builder import TraceBuilder, training_step
 
 MIB = 1 << 20

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pytracer import cli, load, reading
+from pytracer import cli, load
 from pytracer.analysis.answers import diff
 from pytracer.cli import messages
 from pytracer.cli.command import commands_of
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORIES
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORIES
+from pytracer.reading import views
 from tests import option_fuzzer
 from tests.test_table import training
 from tests.test_watch import Terminal
@@ -204,7 +205,7 @@ def test_a_run_names_the_diff_with_the_run_before(
         Path(path).parent.mkdir(exist_ok=True)
         training().trace().save(path)
     shown = messages.Shown(name, str(here / name), "", "")
-    messages.show(reading.read(Path(name)), shown)
+    messages.show(views.read(Path(name)), shown)
     lines = [line.strip() for line in capfd.readouterr().err.splitlines()]
     quoted = f"'{name}'" if " " in name else name
     assert f"pytracer summary {quoted}" in lines

@@ -17,10 +17,20 @@ from hypothesis import given, strategies as st
 
 from benchmarks import gemm_tables
 from pytracer import errors
-from pytracer.gemm import device, kernels, model, operands, plot, report, shapes, statistics, sweep
-from pytracer.gemm.device import Facts
-from pytracer.gemm.shapes import DTYPES, CrossEntropy, Gemm
-from pytracer.gemm.timer import EVEN, SUSTAINED, Comparison, Pace, Settings, Timer, Timing
+from pytracer.lab.gemm import (
+    device,
+    kernels,
+    model,
+    operands,
+    plot,
+    report,
+    shapes,
+    statistics,
+    sweep,
+)
+from pytracer.lab.gemm.device import Facts
+from pytracer.lab.gemm.shapes import DTYPES, CrossEntropy, Gemm
+from pytracer.lab.gemm.timer import EVEN, SUSTAINED, Comparison, Pace, Settings, Timer, Timing
 
 H200 = Facts("cuda", "NVIDIA H200", (9, 0), 132, 60 << 20, 141 << 30, "2.11.0", "13.0", None, None)
 CPU = torch.device("cpu")
@@ -623,7 +633,7 @@ def test_a_device_that_is_to_rest_rests_before_each_round(monkeypatch: pytest.Mo
         return [1.0 for _ in ready]
 
     monkeypatch.setattr(timer._clock, "once", pass_of)
-    monkeypatch.setattr("pytracer.gemm.timer.time.sleep", lambda s: done.append(f"rest {s}"))
+    monkeypatch.setattr("pytracer.lab.gemm.timer.time.sleep", lambda s: done.append(f"rest {s}"))
     timer([Gemm(16, 16, 16, "fp32")], pace=Pace(rest=0.25))
     assert done == ["run", *["rest 0.25", "run"] * 3 * 2]  # three rounds, both ways
 

@@ -13,11 +13,11 @@ import torch
 import pytracer
 from benchmarks import models
 from pytracer import cli, errors
-from pytracer.gemm import presets, report
-from pytracer.gemm.advice import Advice, advise, document, misaligned, uses
-from pytracer.gemm.shapes import CrossEntropy, Gemm, Work
-from pytracer.gemm.timer import EVEN, Comparison, Measure, Pace, Timing
-from pytracer.gemm.traced import linear_layers
+from pytracer.lab.gemm import presets, report
+from pytracer.lab.gemm.advice import Advice, advise, document, misaligned, uses
+from pytracer.lab.gemm.shapes import CrossEntropy, Gemm, Work
+from pytracer.lab.gemm.timer import EVEN, Comparison, Measure, Pace, Timing
+from pytracer.lab.gemm.traced import linear_layers
 
 
 def fake(seconds: Callable[[Work], float], noise: float = 0.002, bias: float = 0.0) -> Measure:
@@ -437,7 +437,7 @@ def test_advice_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.cuda
 def test_gpu_advice_on_an_odd_vocabulary() -> None:
     """On Hopper: pad, to a multiple of 8 or better, and the padded model has nothing left."""
-    from pytracer.gemm.timer import Settings, Timer
+    from pytracer.lab.gemm.timer import Settings, Timer
 
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs a device on which 16 bytes matter")

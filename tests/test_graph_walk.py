@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pytracer import trace
-from pytracer._native import C
 from pytracer.capture import graph
+from pytracer.data._native import C
 
 
 class Cube(torch.autograd.Function):

@@ -152,7 +152,7 @@ def test_compiled_code_has_no_verdict(tmp_path: Path, capsys: Any) -> None:
 
 def test_a_file_with_damaged_doubts_is_read() -> None:
     """What is no doubt is left out."""
-    from pytracer import meta
+    from pytracer.data import meta
 
     with pytracer.imagine("H100") as t:
         train(layers())

@@ -10,7 +10,7 @@ from torch import nn
 import pytracer
 from benchmarks import kept
 from benchmarks.imagine_tables import layer_of
-from pytracer.imagined import scratch
+from pytracer.imagined import recurrent
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 MEASURED = kept.read(RESULTS / "cudnn-scratch-nvidia-h100-80gb-hbm3.json")
@@ -20,7 +20,9 @@ LEVELS, LAYERS = MEASURED["levels"], [row for row in MEASURED["recurrent"] if "s
 def test_the_reserve_of_a_recurrent_layer_is_exact() -> None:
     """Also with dropout, which keeps a mask between two levels."""
     wrong = [
-        row for row in [*LEVELS, *LAYERS] if scratch.reserve(layer_of(row)) not in row["saved"]
+        row
+        for row in [*LEVELS, *LAYERS]
+        if recurrent.kept_for_backward(layer_of(row)) not in row["saved"]
     ]
     assert len(LEVELS) == 120
     assert wrong == []
@@ -28,7 +30,7 @@ def test_the_reserve_of_a_recurrent_layer_is_exact() -> None:
 
 def test_no_pass_of_a_recurrent_layer_takes_more_than_its_bound() -> None:
     """Not even a small one, whose levels each take 8 MiB."""
-    shares = [row["largest"] / scratch.of_recurrent(layer_of(row)).most for row in LEVELS]
+    shares = [row["largest"] / recurrent.of_recurrent(layer_of(row)).most for row in LEVELS]
     assert 0.5 < max(shares) <= 0.8
 
 

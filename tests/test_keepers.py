@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from pytracer import meta, trace
+from pytracer import trace
 from pytracer.capture import referents, variables
+from pytracer.data import meta
 from tests.test_findings import Program, kept, rows_of
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import pytracer
-from pytracer import meta
+from pytracer.data import meta
 from tests.test_autostart import ROOT, START
 
 # Trains one small model with DistributedDataParallel, in a group of two ranks.

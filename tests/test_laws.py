@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from pytracer import load, trace
-from pytracer._native import C, core
 from pytracer.analysis.answers import training_steps
-from pytracer.recorded import Trace
-from pytracer.schema import ACTION, TABLES
+from pytracer.data._native import C, core
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ACTION, TABLES
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # for benchmarks/models.py

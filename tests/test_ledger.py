@@ -12,14 +12,15 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from pytracer import LoadedTrace, driver, errors, load, trace
+from pytracer import LoadedTrace, errors, load, trace
 from pytracer.analysis.allocator import fragmentation, ledger
 from pytracer.analysis.allocator.ledger import Ledger, Row
+from pytracer.basics import driver
 from pytracer.capture import device_memory, hooks
 from pytracer.capture.device_memory import DeviceMemory
 from pytracer.cli import main
+from pytracer.data.recorded import Trace
 from pytracer.export.ledger_text import render, render_now, render_probe
-from pytracer.recorded import Trace
 from tests.fake_nvml import FakeNvml
 from tests.trace_builder import TraceBuilder
 

@@ -6,8 +6,17 @@ from typing import Any
 import pytest
 from hypothesis import example, given, strategies as st
 
-from pytracer import meta
-from pytracer.meta import DeviceMemory, Gpu, Meta, Options, OwnTicks, PhaseTimes, Process, Reading
+from pytracer.data import meta
+from pytracer.data.meta import (
+    DeviceMemory,
+    Gpu,
+    Meta,
+    Options,
+    OwnTicks,
+    PhaseTimes,
+    Process,
+    Reading,
+)
 
 keys = st.sampled_from(
     [

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from pytracer import trace
-from pytracer._native import C
 from pytracer.analysis.answers import recording_quality
 from pytracer.capture.hooks import HOOKS
+from pytracer.data._native import C
 
 
 def named(t: Any) -> dict[str, int]:

@@ -14,11 +14,12 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn
 
-from pytracer import load, model_names, trace
+from pytracer import load, trace
 from pytracer.cost import per_module
+from pytracer.data import model_names
+from pytracer.data.recorded import Trace
 from pytracer.export.live import Following
-from pytracer.reading import LoadedTrace, Views
-from pytracer.recorded import Trace
+from pytracer.reading.views import LoadedTrace, Views
 from tests.trace_builder import TraceBuilder
 
 WIDTH = 64

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pytracer import errors, schema
-from pytracer._native import core
+from pytracer import errors
 from pytracer.analysis.facts import lifetimes
-from pytracer.recorded import Trace, load, unix_ns
+from pytracer.data import schema
+from pytracer.data._native import core
+from pytracer.data.recorded import Trace, load, unix_ns
 from tests import lifetimes_reference
 from tests.strategies import PLACES, hostile_events, valid_events
 from tests.trace_builder import TraceBuilder

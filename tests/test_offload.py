@@ -10,8 +10,8 @@ import pytracer
 from pytracer import errors
 from pytracer.analysis.allocator import steps as steps_of
 from pytracer.analysis.forecasts.planned import Work
-from pytracer.offload import _Waiting, offload
-from pytracer.units import parse_size, size_text
+from pytracer.basics.units import parse_size, size_text
+from pytracer.recording.offload import _Waiting, offload
 from tests.test_checkpoint_plans import Stack, transformer
 
 H200 = Path(__file__).parent / "data" / "h200.pytrace"
@@ -117,7 +117,7 @@ def test_the_code_of_a_plan_offloads_what_was_planned() -> None:
     t = pytracer.load(H200)
     plan = next(p for p in t.checkpoint_plan(1, pinned="64GiB").frontier if p.offloaded)
     found = t.checkpoint_plan(1, pinned="64GiB")
-    assert "from pytracer.offload import offload" in found.code or not found.offloaded
+    assert "from pytracer.recording.offload import offload" in found.code or not found.offloaded
     assert size_text(plan.pinned)
 
 

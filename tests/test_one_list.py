@@ -12,10 +12,10 @@ from torch import nn
 
 import pytracer
 from programs.hints import kept, sick
+from pytracer.basics.units import size_text
 from pytracer.cli import main
 from pytracer.export import advice_text
 from pytracer.export.terminal import Terminal
-from pytracer.units import size_text
 from tests.browser import browser_page
 
 TOO_MUCH = 1 << 44  # of float32

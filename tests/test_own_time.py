@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import pytracer
-from pytracer._native import C
 from pytracer.analysis.answers import recording_quality
+from pytracer.data._native import C
 from tests.test_table import training
 
 STEPS = 60

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 import pytracer
-from pytracer import _native, errors
-from pytracer.version import TESTED_TORCH
+from pytracer import errors
+from pytracer.basics.version import TESTED_TORCH
+from pytracer.data import _native
 
 ROOT = Path(__file__).parents[1]
 TIME_OF_PYTHON_S = 1  # that a build may take to refuse, on a machine that does nothing else
@@ -90,7 +91,7 @@ def test_the_changelog_keeps_to_the_rules_of_contributing(tmp_path: Path) -> Non
 
 
 def test_the_workflows_wheels_have_a_binary_for_each_tested_torch() -> None:
-    """[tool.cibuildwheel] cannot read pytracer/version.py."""
+    """[tool.cibuildwheel] cannot read pytracer/basics/version.py."""
     folders = SETTINGS["tool"]["cibuildwheel"]["environment"]["PYTRACER_TORCHES"].split(":")
     assert tuple(Path(folder).name for folder in folders) == TESTED_TORCH
 
@@ -263,8 +264,10 @@ def copy_beside_a_torch(folder: Path, torch_version: str) -> None:
     for name in ("pytracer", "torch"):
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text(f"__version__ = '{torch_version}'\n")
-    for name in ("_native.py", "errors.py", "version.py"):
-        shutil.copy(ROOT / "pytracer" / name, folder / "pytracer")
+    for name in ("data/_native.py", "errors.py", "basics/version.py"):
+        place = folder / "pytracer" / name
+        place.parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / "pytracer" / name, place)
 
 
 def test_another_torch_is_refused_before_the_binary_is_loaded(tmp_path: Path) -> None:
@@ -272,7 +275,7 @@ def test_another_torch_is_refused_before_the_binary_is_loaded(tmp_path: Path) ->
     copy_beside_a_torch(tmp_path, "2.99.0+cu150")
     facts = json.dumps(built_for("2.13.0+cpu"))
     (tmp_path / "pytracer" / "_build.json").write_text(facts)
-    message = run("-c", "from pytracer._native import C", cwd=tmp_path).stderr
+    message = run("-c", "from pytracer.data._native import C", cwd=tmp_path).stderr
     assert "errors.BuildMismatch: pytracer was built for torch 2.13.0+cpu" in message
     assert "this is torch 2.99.0+cu150" in message
     assert f"{sys.executable} -m pip install --force-reinstall --no-deps ." in message
@@ -285,7 +288,7 @@ def test_a_binary_that_does_not_load_is_explained(tmp_path: Path) -> None:
     (tmp_path / "pytracer" / "_build.json").write_text(facts)
     shutil.copy(ROOT / "pytracer" / f"_core.{ABI}.so", tmp_path / "pytracer")
     (tmp_path / "pytracer" / f"_C-torch2.13.{ABI}.so").write_text("not a binary")
-    message = run("-c", "from pytracer._native import C", cwd=tmp_path).stderr
+    message = run("-c", "from pytracer.data._native import C", cwd=tmp_path).stderr
     assert "does not load in torch 2.13.0+cpu" in message
     assert "Rebuild it:" in message
 
@@ -295,7 +298,7 @@ def test_a_checkout_that_was_never_built_says_how(tmp_path: Path) -> None:
     copy_beside_a_torch(tmp_path, "2.13.0+cpu")
     (tmp_path / "csrc").mkdir()
     (tmp_path / "setup.py").touch()
-    message = run("-c", "from pytracer._native import C", cwd=tmp_path).stderr
+    message = run("-c", "from pytracer.data._native import C", cwd=tmp_path).stderr
     assert "errors.BuildMissing" in message
     assert f"cd {tmp_path} && {sys.executable} setup.py build_ext --inplace" in message
 
@@ -311,7 +314,7 @@ def test_a_checkout_that_hides_an_installed_pytracer_says_so(tmp_path: Path) -> 
 
     def message() -> str:
         return run(
-            "-c", "from pytracer._native import C", cwd=checkout, PYTHONPATH=str(installed)
+            "-c", "from pytracer.data._native import C", cwd=checkout, PYTHONPATH=str(installed)
         ).stderr
 
     assert "is installed in" not in message()  # that one was not built either

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from pytracer import cli, trace
+from pytracer.basics.version import OLDEST_TORCH, TESTED_TORCH
 from pytracer.cli.command import without_program
 from pytracer.export import words
 from pytracer.integrations.callback import Callback
-from pytracer.reading import Views
-from pytracer.version import OLDEST_TORCH, TESTED_TORCH
+from pytracer.reading.views import Views
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

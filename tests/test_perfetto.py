@@ -14,11 +14,11 @@ from benchmarks.analysis import Step
 from pytracer import LoadedTrace, errors, load
 from pytracer.analysis.answers import breakdown
 from pytracer.analysis.facts import usage
+from pytracer.basics.units import size_text
 from pytracer.cli import main
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORY_ORDER
 from pytracer.export import chrome, perfetto as export, tracks
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY_ORDER
-from pytracer.units import size_text
 from tests.browser import Perfetto, chromium, perfetto
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged

@@ -16,14 +16,14 @@ from hypothesis import example, given
 from torch import nn
 
 from pytracer import load, trace
-from pytracer._native import C
 from pytracer.analysis.answers import training_steps
 from pytracer.analysis.facts import device_times
 from pytracer.capture import phase_times, session
 from pytracer.capture.phase_times import PhaseTimes
 from pytracer.cost import measurements
-from pytracer.recorded import Trace
-from pytracer.schema import PHASE
+from pytracer.data._native import C
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import PHASE
 from tests.test_analysis_categories import programs, random_program
 from tests.trace_builder import TraceBuilder, training_step
 

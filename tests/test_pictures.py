@@ -13,8 +13,8 @@ from hypothesis import given, strategies as st
 
 from pytracer import LoadedTrace, errors
 from pytracer.analysis.facts import usage
+from pytracer.data.recorded import Trace
 from pytracer.export import html, parquet, series
-from pytracer.recorded import Trace
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged
 from tests.test_diff import training

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import pytracer
-from pytracer import place
-from pytracer.place import Place
+from pytracer.recording import place
+from pytracer.recording.place import Place
 
 ROOT = Path(__file__).parents[1]
 NOWHERE = Path("/proc")  # nobody makes files there, not even root

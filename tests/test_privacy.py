@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import pytracer
-from pytracer import anonymous
 from pytracer.cli import main
+from pytracer.data import anonymous
 
 ROOT = Path(__file__).parents[1]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytracer._native import C
+from pytracer.data._native import C
 
 HOOKS = Path(__file__).parents[1] / "csrc" / "torch"
 PRIVATE = ("private_torch.h", "private_torch.cpp")

@@ -15,8 +15,8 @@ import torch
 
 import pytracer
 from pytracer import errors, load, trace
-from pytracer._native import core
 from pytracer.cli import output
+from pytracer.data._native import core
 
 
 def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from programs.conformance.models import MODELS, Batch, Recipe
 from pytracer import trace
-from pytracer._native import C
+from pytracer.data._native import C
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 DETAILS = ["op", "category"]

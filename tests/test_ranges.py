@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from pytracer.ranges import Ranges
+from pytracer.basics.ranges import Ranges
 
 changes = st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(0, 10)))
 

@@ -14,9 +14,10 @@ from hypothesis import given, settings, strategies as st
 
 import pytracer
 from programs import many_ranks
-from pytracer import errors, meta
+from pytracer import errors
 from pytracer.cli import main
-from pytracer.meta import ClockReading
+from pytracer.data import meta
+from pytracer.data.meta import ClockReading
 from pytracer.ranks import clocks, compare, dataset, folder
 from pytracer.ranks.digest import Digest, Entered, GroupState, Step
 from tests.browser import chromium, perfetto
@@ -492,7 +493,7 @@ def test_a_job_on_one_host_asks_no_clock(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_launchers_environments_name_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun (accelerate and DeepSpeed set the same), srun and mpirun."""
-    from pytracer import environment
+    from pytracer.basics import environment
 
     names = {
         "torchrun": {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
@@ -515,7 +516,7 @@ def test_the_launchers_environments_name_the_rank(monkeypatch: pytest.MonkeyPatc
 def test_a_batch_script_of_slurm_is_no_rank_until_srun_starts_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from pytracer import environment
+    from pytracer.basics import environment
 
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
@@ -625,7 +626,7 @@ def test_a_communicators_memory_is_what_its_library_holds_now(
     """As NCCL 2.29.7 and later tell it; a suspended communicator has given a part back."""
     import torch
 
-    from pytracer import private_torch
+    from pytracer.basics import private_torch
     from pytracer.capture import communication
 
     class Group:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given
 
-from pytracer.schema import ACTION
+from pytracer.data.schema import ACTION
 from tests.lifetimes_reference import COUNTERS, Lifetimes, live_bytes, match_lifetimes
 from tests.strategies import (
     CPU,

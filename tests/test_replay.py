@@ -20,12 +20,12 @@ from pytracer.analysis.allocator import (
     steps as steps_of,
 )
 from pytracer.analysis.forecasts import changes
+from pytracer.basics.units import size_text
 from pytracer.cli import main
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ACTION
 from pytracer.export import fits_text
-from pytracer.reading import LoadedTrace
-from pytracer.recorded import Trace
-from pytracer.schema import ACTION
-from pytracer.units import size_text
+from pytracer.reading.views import LoadedTrace
 from tests.test_snapshot import COUNTERS, read, recorded_bytes
 from tests.trace_builder import TraceBuilder
 

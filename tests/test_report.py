@@ -19,8 +19,8 @@ from pytracer import LoadedTrace, cli, errors
 from pytracer.analysis.answers import findings
 from pytracer.analysis.facts import grouping, usage
 from pytracer.analysis.facts.allocations import allocations
+from pytracer.data.recorded import Trace
 from pytracer.export import packed, report
-from pytracer.recorded import Trace
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged
 from tests.test_diff import training

@@ -19,10 +19,10 @@ from pytracer.analysis.answers import findings
 from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.forecasts import changes
+from pytracer.basics.units import size_text
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORY_COLORS
 from pytracer.export import advice_text, packed, report, words
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY_COLORS
-from pytracer.units import size_text
 from tests.browser import browser_page
 from tests.test_diff import MIB, training
 from tests.test_report import EVIL, evil_trace

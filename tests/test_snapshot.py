@@ -28,10 +28,10 @@ from pytracer.analysis.answers.diff import diff
 from pytracer.analysis.facts import devices, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.grouping import role_text
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ACTIONS, CATEGORIES
 from pytracer.export import snapshot as export
 from pytracer.export.table import render
-from pytracer.recorded import Trace
-from pytracer.schema import ACTIONS, CATEGORIES
 from tests.csrc.make_snapshot_corpus import Calls, snapshot as small
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged

@@ -7,7 +7,7 @@ import pytest
 
 import pytracer
 from pytracer import errors
-from pytracer.api import Views
+from pytracer.recording.api import Views
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "data"

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 
 from pytracer.analysis.facts import usage
+from pytracer.basics.units import size_text, time_text
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORY_ORDER
 from pytracer.export import job_text, table, words
 from pytracer.export.table import render
 from pytracer.export.terminal import Terminal
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY_ORDER
-from pytracer.units import size_text, time_text
 from tests.test_analysis_categories import programs
 from tests.trace_builder import TraceBuilder, training_step
 

@@ -78,7 +78,7 @@ def _on_a_card(text: str, where: Terminal) -> str:
     return "\n".join(where.wrap(text, start, " " * len(start)))
 
 
-def out_of_memory() -> pytracer.recorded.Trace:
+def out_of_memory() -> pytracer.data.recorded.Trace:
     b = TraceBuilder()
     with b.module("transformer.layers.11.attention"), b.op("aten::mm", grad=True):
         b.alloc(10**9)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pytracer import errors
-from pytracer.trial import Trial
+from pytracer.recording.trial import Trial
 
 ROOT = Path(__file__).parents[1]
 

@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 from pytracer import errors, load, trace
-from pytracer._native import core
 from pytracer.analysis.answers.step_memory import StepMemory
 from pytracer.analysis.answers.training_steps import peak_positions
 from pytracer.analysis.facts import timelines, usage
 from pytracer.cli import main
 from pytracer.cli.watch import catch_up
+from pytracer.data._native import core
 from pytracer.export import terminal
 from pytracer.export.live import Following, gpu_users, screen, step_line
 from tests.mutations import HEADER

@@ -18,8 +18,8 @@ from pytracer import trace
 from pytracer.analysis.answers.step_memory import StepMemory, step_memory
 from pytracer.analysis.facts import timelines, usage
 from pytracer.analysis.facts.window import Window
-from pytracer.recorded import Trace, load
-from pytracer.schema import ACTION
+from pytracer.data.recorded import Trace, load
+from pytracer.data.schema import ACTION
 from tests.conformance.test_random_programs import Plan, Program, plans
 from tests.tiers import by_tier, first_of
 
@@ -312,11 +312,11 @@ def test_rows_that_refer_to_nothing_raise_no_error(seed: int) -> None:
 NEW_CATEGORY = """
 import sys, types
 from pathlib import Path
-source = Path("pytracer/schema.py").read_text()
+source = Path("pytracer/data/schema.py").read_text()
 row = '    Category("plans", "#123456", 35, False, "what a plan needs"),\\n)\\nCATEGORIES = '
 assert source.count(")\\nCATEGORIES = ") == 1
-schema = types.ModuleType("pytracer.schema")
-sys.modules["pytracer.schema"] = schema
+schema = types.ModuleType("pytracer.data.schema")
+sys.modules["pytracer.data.schema"] = schema
 exec(source.replace(")\\nCATEGORIES = ", row), vars(schema))
 from pytracer.analysis.facts import categories
 first = categories._choose_owned

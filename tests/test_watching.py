@@ -227,7 +227,7 @@ def took(folder: Path, updates: int, *options: str) -> float:
 
 STEPS = """
 import torch
-from pytracer._native import C
+from pytracer.data._native import C
 from pytracer.capture.allowance import Allowance
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters())

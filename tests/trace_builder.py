@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from pytracer.recorded import Trace
-from pytracer.schema import (
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import (
     ACTION,
     CATEGORY,
     DEVICE_TYPES,

@@ -2,7 +2,7 @@
 
 python tools/api_page.py
 
-A test fails if the page is not what this writes. The names are those that docs/stability.md promises, the columns those of pytracer/columns.py, the
+A test fails if the page is not what this writes. The names are those that docs/stability.md promises, the columns those of pytracer/data/columns.py, the
 documents those of docs/schemas.
 """
 
@@ -19,8 +19,8 @@ sys.path[:0] = [str(ROOT)]
 
 import pytracer  # noqa: E402 - ours, from this checkout
 from pytracer import errors  # noqa: E402
-from pytracer.columns import TABLES  # noqa: E402
-from pytracer.reading import Views  # noqa: E402
+from pytracer.data.columns import TABLES  # noqa: E402
+from pytracer.reading.views import Views  # noqa: E402
 
 PAGE = ROOT / "docs" / "api.md"
 SCHEMAS = ROOT / "docs" / "schemas"

@@ -25,7 +25,7 @@ from benchmarks.readme_tables import attribution_table  # noqa: E402
 from programs.conformance.cases import CASES, EXACT, Result, conform  # noqa: E402
 from programs.conformance.engines import ON_A_GPU, PROGRAMS  # noqa: E402  the last to add its own
 from programs.conformance.programs import MODES, ON_THE_CPU, run as run_program  # noqa: E402
-from pytracer.units import size_text  # noqa: E402
+from pytracer.basics.units import size_text  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "conformance.md"
 

@@ -24,8 +24,8 @@ sys.path.insert(0, str(ROOT))
 
 import pytracer  # noqa: E402
 from benchmarks.readme_tables import between  # noqa: E402
-from pytracer.schema import ACTION  # noqa: E402
-from pytracer.units import size_text  # noqa: E402
+from pytracer.basics.units import size_text  # noqa: E402
+from pytracer.data.schema import ACTION  # noqa: E402
 
 PAGE = ROOT / "docs" / "gallery.md"
 _EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True"

@@ -40,7 +40,7 @@ print(json.dumps({
 
 
 def releases() -> list[str]:
-    text = (ROOT / "pytracer" / "version.py").read_text()
+    text = (ROOT / "pytracer" / "basics" / "version.py").read_text()
     return re.findall(r'"([\d.]+)"', text.partition("TESTED_TORCH")[2])
 
 

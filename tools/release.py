@@ -57,7 +57,7 @@ def version() -> str:
     """
     places = {
         "pyproject.toml": r'^version = "(.+)"',
-        "pytracer/version.py": r'^__version__ = "(.+)"',
+        "pytracer/basics/version.py": r'^__version__ = "(.+)"',
         "CITATION.cff": r"^version: (.+)",
         "conda/recipe.yaml": r'^  version: "(.+)"',
         "README.md": r"\bversion = \{(.+?)\}",
@@ -213,7 +213,7 @@ def check(pythons: list[Path], quick: bool) -> None:
 
 def oldest_and_newest() -> list[str]:
     """Returns the releases of torch that a release is tried with."""
-    text = (ROOT / "pytracer" / "version.py").read_text()
+    text = (ROOT / "pytracer" / "basics" / "version.py").read_text()
     releases = re.findall(r'"([\d.]+)"', text.partition("TESTED_TORCH")[2])
     return [releases[0], releases[-1]]
 

@@ -1,5 +1,5 @@
 // The vocabulary: the rows of a recording, their order and their bytes. Everything else in the
-// project (file format, lifetimes, numpy columns) uses these words. pytracer/schema.py repeats
+// project (file format, lifetimes, numpy columns) uses these words. pytracer/data/schema.py repeats
 // the numbers for Python; a test keeps the two equal.
 //
 // Three append-only logs make up a recording:
@@ -143,7 +143,7 @@ struct StackFrame {
   bool operator==(const StackFrame&) const = default;
 };
 
-// What a block is for. Category numbers are those of pytracer/schema.py.
+// What a block is for. Category numbers are those of pytracer/data/schema.py.
 struct Label {
   uint8_t category;
   uint32_t role;  // rows of the string table, 0 for none

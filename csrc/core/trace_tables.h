@@ -8,7 +8,7 @@
 //
 //   column(uint16_t, numa_node, kFilterShuffle, row.numa_node, kMayBeMissing)
 //
-// pytracer/schema.py names the same columns for Python.
+// pytracer/data/schema.py names the same columns for Python.
 #pragma once
 
 #include "codec.h"

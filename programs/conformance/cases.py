@@ -19,8 +19,8 @@ from pytracer.analysis.answers import breakdown, recording_quality
 from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.grouping import role_text
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORIES, CATEGORY
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORIES, CATEGORY
 
 STEPS = 2
 EXACT = ("weights", "gradients", "optimizer_state", "inputs")

@@ -18,11 +18,11 @@ from torch.utils import _pytree as pytree
 from programs.conformance.models import Batch
 from programs.conformance.optimizers import OPTIMIZERS, nbytes
 from programs.conformance.techniques import Training, Watch
-from pytracer._native import C
 from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY
+from pytracer.data._native import C
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORY
 
 # Autocast casts the arguments of these to 16 bits; of other modules it leaves weights alone.
 CAST_MODULES = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)

@@ -22,8 +22,8 @@ from programs.conformance.expected import position, storages
 from pytracer import trace
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.grouping import role_text
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORIES, CATEGORY
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORIES, CATEGORY
 
 MODES: dict[str, dict[str, Any]] = {
     "default": {},

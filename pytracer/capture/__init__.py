@@ -1,4 +1,4 @@
 """Recording: hooks, labels, and the sessions that a `trace()` runs."""
 
 # Imported first: it refuses an unsupported torch before anything else imports torch.
-from pytracer._native import C as C
+from pytracer.data._native import C as C

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pytracer._native import C
+from pytracer.data._native import C
 
 SHARE = 0.03
 _PAID = 0.02  # of the thread's time, for the measured part

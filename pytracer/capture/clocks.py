@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from pytracer import environment, private_torch
+from pytracer.basics import environment, private_torch
 from pytracer.capture import communication
 
 _KEY = "pytracer/clock"

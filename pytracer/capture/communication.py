@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 
-from pytracer import errors, private_torch
+from pytracer import errors
+from pytracer.basics import private_torch
 
 _KINDS_OF_SIZE = {
     16: ("ComplexDouble",),

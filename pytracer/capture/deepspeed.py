@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from pytracer._native import C
 from pytracer.capture.looking import is_a
+from pytracer.data._native import C
 
 Held = tuple[str, str, torch.Tensor]  # category, role, tensor
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from pytracer.driver import Document, all_uuids, name_processes, open_nvml, read_gpus
+from pytracer.basics.driver import Document, all_uuids, name_processes, open_nvml, read_gpus
 
 _HOST = {
     "VmRSS": "resident",

@@ -5,8 +5,8 @@ import sys
 from types import FrameType
 from typing import Any
 
-from pytracer._native import C
 from pytracer.capture.looking import is_a
+from pytracer.data._native import C
 
 # By the name in the trace: where the class is, once the program has imported it. Most telling first:
 # the Trainer has an Accelerator, too.

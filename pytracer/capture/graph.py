@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from pytracer import private_torch
-from pytracer._native import C
+from pytracer.basics import private_torch
 from pytracer.capture.looking import is_a
+from pytracer.data._native import C
 
 _FUNCTION = ("_raw_saved_tensors",)  # the attribute of an autograd.Function
 _NAMES: dict[Any, tuple[str, ...]] = {}  # the attributes of torch's own nodes, by class

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import torch
 
 from pytracer import errors
-from pytracer._native import C
 from pytracer.capture.graph import in_transform, saved_tensors
 from pytracer.capture.labels import Labels, cache_positions, tensors_of_caches
+from pytracer.data._native import C
 
 
 class Listening(Protocol):

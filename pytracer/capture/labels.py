@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytracer import private_torch, schema
-from pytracer._native import C
+from pytracer.basics import private_torch
 from pytracer.capture import deepspeed, graph, sharding
 from pytracer.capture.looking import (
     buffers_of,
@@ -28,6 +27,8 @@ from pytracer.capture.looking import (
     submodules_of,
 )
 from pytracer.capture.spare import spare_tensors
+from pytracer.data import schema
+from pytracer.data._native import C
 
 _PARALLEL_WRAPPERS = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
 

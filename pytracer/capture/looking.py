@@ -12,7 +12,7 @@ from typing import Any, TypeGuard, TypeVar, overload
 
 import torch
 
-from pytracer._native import HERE, C
+from pytracer.data._native import HERE, C
 
 T = TypeVar("T")
 # The folders of torch, of pytracer, of Python and of installed packages.

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pytracer._native import C
+from pytracer.data._native import C
 
 _MOST_PENDING = 512  # pairs not read yet; beyond this, pairs that the device has passed are read
 _MOST_CALLS = 256  # calls since the last backward; beyond this, the forward begins later

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from pytracer import errors
+from pytracer.basics.driver import bare_uuid, open_nvml, read_gpus
 from pytracer.capture.device_memory import held_by_torch
-from pytracer.driver import bare_uuid, open_nvml, read_gpus
 
 _SECONDS = 120
 

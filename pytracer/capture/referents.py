@@ -33,11 +33,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from pytracer import private_torch
-from pytracer._native import HERE, C
+from pytracer.basics import private_torch
+from pytracer.basics.names import short_path
 from pytracer.capture import graph
 from pytracer.capture.looking import is_a, is_just
-from pytracer.names import short_path
+from pytracer.data._native import HERE, C
 
 MOST_ITEMS = 300  # of one container: its last
 _LAST = slice(-MOST_ITEMS, None)

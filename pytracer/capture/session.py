@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from pytracer import anonymous, environment, errors
-from pytracer._native import C, core, facts, no_tracker
+from pytracer import errors
+from pytracer.basics import environment
+from pytracer.basics.version import __version__
 from pytracer.capture import communication
 from pytracer.capture.clocks import Clocks
 from pytracer.capture.device_memory import DeviceMemory
@@ -22,14 +23,15 @@ from pytracer.capture.hooks import HOOKS
 from pytracer.capture.looking import is_a, parameters_of
 from pytracer.capture.phase_times import PhaseTimes
 from pytracer.capture.variables import variables_of
-from pytracer.recorded import Trace
-from pytracer.version import __version__
+from pytracer.data import anonymous
+from pytracer.data._native import C, core, facts, no_tracker
+from pytracer.data.recorded import Trace
 
 # 640 MB of host memory. With `path` the log goes to the file, and there is no such limit.
 DEFAULT_MAX_EVENTS = 20_000_000
 _MOST_EVENTS = 2**63 - 1  # the largest count there is
 
-# For pytracer/api.py; see csrc/torch/ensure.h.
+# For pytracer/recording/api.py; see csrc/torch/ensure.h.
 Held = C.Held
 ends_always = C.ends_always
 ends_if_it_raises = C.ends_if_it_raises

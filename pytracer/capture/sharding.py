@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from pytracer._native import C
 from pytracer.capture import deepspeed
 from pytracer.capture.looking import modules_of, parameters_of
+from pytracer.data._native import C
 
 # Classes by the module of torch that has them, and what people call them.
 _WRAPPERS = (

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import torch
 
-from pytracer._native import C
 from pytracer.capture.looking import INSTALLED
+from pytracer.data._native import C
 
 _DEEPEST = 30  # frames
 _LONGEST_CODE = 20_000  # bytes: reading it takes about 20 ms

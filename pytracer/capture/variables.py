@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytracer import private_torch
-from pytracer._native import HERE, C
+from pytracer.basics import private_torch
 from pytracer.capture import referents
 from pytracer.capture.looking import INSTALLED, is_a
 from pytracer.capture.referents import Link, Referents
+from pytracer.data._native import HERE, C
 
 _MOST_OBJECTS = 100_000  # in one search
 _MOST_SECONDS = 2.0

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import errors
+from pytracer.basics.version import __version__
 from pytracer.cli import (
     check,
     completion,
@@ -26,8 +27,7 @@ from pytracer.cli import (
     show,
 )
 from pytracer.cli.command import Command, Parser, commands_of, without_program
-from pytracer.start import AUTOSTART
-from pytracer.version import __version__
+from pytracer.recording.start import AUTOSTART
 
 COMMANDS: tuple[Command, ...] = (
     show.Demo(),
@@ -47,7 +47,7 @@ COMMANDS: tuple[Command, ...] = (
     measure.Cost(),
     measure.Confirm(),
     show.Doctor(),
-    completion.Completion(),
+    completion.Completion(lambda: _parsers()[0]),
 )
 
 

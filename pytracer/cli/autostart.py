@@ -1,6 +1,6 @@
 """`PYTRACER=1 python train.py` does the same as `pytracer run train.py`.
 
-`pytracer.pth` lies beside the installed package. If PYTRACER is set, it has `pytracer/start.py` call
+`pytracer.pth` lies beside the installed package. If PYTRACER is set, it has `pytracer/recording/start.py` call
 `begin` here when the program has imported torch.
 """
 
@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pytracer import environment, errors
+from pytracer import errors
+from pytracer.basics import environment
 from pytracer.cli import recording
-from pytracer.start import NAME, safely, tell
+from pytracer.recording.start import NAME, safely, tell
 
 
 def begin() -> None:
@@ -33,7 +34,7 @@ def begin() -> None:
 def _record(program: str, settings: recording.Settings, *, is_child: bool) -> None:
     from pytracer.capture.hooks import HOOKS
     from pytracer.cli.messages import Messages
-    from pytracer.traced_program import Traced
+    from pytracer.recording.traced_program import Traced
 
     asked = {key: value for key, value in settings.items() if key != "only"}
     plan = recording.plan(asked, (program,), by_environment=True, is_child=is_child)
@@ -88,7 +89,7 @@ def _is_child(original: list[str]) -> bool:
 
 def _program(original: list[str], arguments: list[str]) -> str | None:
     """The program's name; None for processes that only help or start others."""
-    from pytracer.runner import LAUNCHERS
+    from pytracer.recording.runner import LAUNCHERS
 
     words = iter(original[1:])
     for word in words:

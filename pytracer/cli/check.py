@@ -46,17 +46,17 @@ class Check(Command):
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
-        from pytracer import reading
         from pytracer.analysis.answers import budgets
+        from pytracer.basics.units import parse_size
         from pytracer.export import budget
-        from pytracer.units import parse_size
+        from pytracer.reading import views
 
         limits = _limits(options)
         options.file = output.trace_or_newest(options.file)
         if jobs.is_job(options.file):
             return jobs.check(options, limits)
         with progress.doing(f"reading {options.file}"):
-            loaded = reading.read(options.file)
+            loaded = views.read(options.file)
             baseline = output.read(options.baseline) if options.baseline else None
             if options.max_increase is not None:
                 assert baseline is not None
@@ -113,7 +113,7 @@ def _next_commands(options: argparse.Namespace, loaded: Any, *, grew: bool) -> l
 
 def _require_whole(file: Path, loaded: Any) -> None:
     """Refuses an incomplete trace, because the lost events may have exceeded the budget."""
-    from pytracer import health  # imports numpy, which `pytracer run` leaves to the program
+    from pytracer.data import health  # imports numpy, which `pytracer run` leaves to the program
 
     lost = loaded.health().index
     if any(name in health.OF_FILES for name in lost):
@@ -134,7 +134,7 @@ def _require_whole(file: Path, loaded: Any) -> None:
 
 
 def _limits(options: argparse.Namespace) -> dict[str, int | str]:
-    from pytracer.units import parse_size
+    from pytracer.basics.units import parse_size
 
     limits: dict[str, int | str] = {}
     if options.max_peak is not None:
@@ -156,7 +156,7 @@ def _limits(options: argparse.Namespace) -> dict[str, int | str]:
 
 def _increase(text: str, before: int) -> int:
     """The allowed peak."""
-    from pytracer.units import parse_size
+    from pytracer.basics.units import parse_size
 
     if text.endswith("%"):
         try:

@@ -1,10 +1,10 @@
 """`pytracer completion`: what bash completes, and the man page, from the options of all commands."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from pytracer.basics.version import __version__
 from pytracer.cli.command import Command, commands_of
-from pytracer.version import __version__
 
 _BASH = """\
 _pytracer() {{
@@ -29,14 +29,14 @@ class Completion(Command):
 
     name = "completion"
 
+    def __init__(self, parser: Callable[[], argparse.ArgumentParser]) -> None:
+        self._parser = parser
+
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("what", choices=("bash", "man"))
 
     def run(self, options: argparse.Namespace) -> int:
-        from pytracer.cli import _parsers
-
-        parser, _ = _parsers()
-        print((_bash if options.what == "bash" else _man)(parser), end="")
+        print((_bash if options.what == "bash" else _man)(self._parser()), end="")
         return 0
 
 

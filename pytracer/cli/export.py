@@ -125,7 +125,7 @@ def _print_timeline(exporter: Exporter, written: Any, options: argparse.Namespac
     if options.json:
         output.print_json({**vars(written), "path": str(written.path)})
         return
-    from pytracer.units import size_text
+    from pytracer.basics.units import size_text
 
     size = size_text(written.file_bytes)
     print(f"Written to {written.path}: {written.events:,} events, {size}.")
@@ -189,9 +189,9 @@ class Report(Command):
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
+        from pytracer.basics.files import refuse_to_overwrite
+        from pytracer.basics.units import size_text
         from pytracer.export import report
-        from pytracer.files import refuse_to_overwrite
-        from pytracer.units import size_text
 
         options.file = output.trace_or_newest(options.file)
         target = options.output or options.file.parent / f"{options.file.stem}.html"

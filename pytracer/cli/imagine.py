@@ -187,8 +187,8 @@ class _Card(NamedTuple):
 
 
 def _plan(options: argparse.Namespace) -> Any:
+    from pytracer.basics.units import parse_size
     from pytracer.imagined import script
-    from pytracer.units import parse_size
 
     program = list(options.program)
     if "--on" in program[:-1]:
@@ -361,9 +361,9 @@ def _that_fit(answers: Sequence[_Answer]) -> list[_Answer]:
 
 
 def _print_text(answers: Sequence[_Answer]) -> None:
+    from pytracer.basics.units import size_text
     from pytracer.export import table, terminal
     from pytracer.export.fits_text import on_a_card
-    from pytracer.units import size_text
 
     screen = terminal.here()
     whole = [answer for answer in answers if answer.fits is not None]
@@ -484,9 +484,9 @@ def _largest(
 def _print_largest(
     found: Sequence[tuple[_Card, Any]], runs: Sequence[Any], *, as_json: bool
 ) -> int:
+    from pytracer.basics.units import size_text
     from pytracer.export import terminal
     from pytracer.imagined.search import Largest
-    from pytracer.units import size_text
 
     screen = terminal.here()
     if as_json:

@@ -16,7 +16,7 @@ _MERGED = {"perfetto": ".pftrace", "chrome": ".json.gz"}
 
 def is_job(path: Path | None) -> bool:
     """Whether the argument names a folder of ranks."""
-    from pytracer import loading
+    from pytracer.reading import loading
 
     return path is not None and loading.is_job(path)
 
@@ -36,7 +36,7 @@ def read(path: Path, engine: str | None = None, *, anonymous: bool = False) -> A
     Raises:
         errors.UnreadableTrace: no rank has a trace that can be read.
     """
-    from pytracer import job
+    from pytracer.reading import job
 
     with progress.doing(f"reading the ranks in {path}"):
         found = job.read_job(path, engine)
@@ -146,8 +146,8 @@ def _require_all(path: Path, found: Any) -> None:
 
 def export(options: argparse.Namespace) -> int:
     """Writes all ranks as one timeline, or their digests as a dataset."""
+    from pytracer.basics.units import size_text
     from pytracer.ranks import dataset, folder
-    from pytracer.units import size_text
 
     if not dataset.is_dataset(options.file):
         folder.files_of(options.file)  # there are none: that is worth more than a wrong format
@@ -264,8 +264,8 @@ class Query(Command):
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
-        from pytracer import job
         from pytracer.ranks import dataset
+        from pytracer.reading import job
 
         if not options.folder.is_dir() and not is_job(options.folder):
             raise errors.UsageError(f"{options.folder} is not a folder of ranks")

@@ -22,13 +22,13 @@ class Gemm(Command):
     name = "gemm"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        from pytracer.gemm import arguments
+        from pytracer.lab.gemm import arguments
 
         arguments.add(parser)
 
     def run(self, options: argparse.Namespace) -> int:
-        from pytracer.files import refuse_to_overwrite
-        from pytracer.gemm import commands
+        from pytracer.basics.files import refuse_to_overwrite
+        from pytracer.lab.gemm import commands
 
         if options.output is not None:
             refuse_to_overwrite(options.output, overwrite=options.force)
@@ -49,8 +49,8 @@ class Gemm(Command):
 
 def _traced_model(options: argparse.Namespace) -> Any:
     """The linear layers of a trace, as a model for the advice."""
-    from pytracer.gemm import device, presets
-    from pytracer.gemm.traced import linear_layers
+    from pytracer.lab.gemm import device, presets
+    from pytracer.lab.gemm.traced import linear_layers
 
     described = ("model", "vocab", "hidden", "ffn", "layers")
     given = [f"--{name}" for name in described if getattr(options, name) is not None]
@@ -146,12 +146,12 @@ class Confirm(Command):
     name = "confirm"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        from pytracer.claims import arguments
+        from pytracer.lab.claims import arguments
 
         arguments.add(parser)
 
     def run(self, options: argparse.Namespace) -> int:
-        from pytracer.claims import commands
+        from pytracer.lab.claims import commands
 
         done = commands.run(options, progress=lambda text: print(text, file=sys.stderr))
         if options.json:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pytracer import errors
 from pytracer.cli import output, progress
-from pytracer.start import tell, where_packages_are
+from pytracer.recording.start import tell, where_packages_are
 
 
 class Messages:
@@ -39,8 +39,8 @@ class Messages:
             stop: whether to end the program after the steps to keep.
             digests: a folder for the digest of each rank.
         """
-        from pytracer import environment
-        from pytracer.files import refuse_to_overwrite
+        from pytracer.basics import environment
+        from pytracer.basics.files import refuse_to_overwrite
 
         self.rank, self._every, self._stop = environment.rank(), every, stop
         self._watching = f"; watching the rest (not with {unwatch})" if unwatch else ""
@@ -161,13 +161,13 @@ _WRITE_DIGEST = _SHOW_FILE.replace("show_file", "write_digest")
 
 def show_file(fields: Sequence[str]) -> None:
     """Shows a file from a process of its own, at low priority. `fields` are those of `Shown`."""
-    from pytracer import reading
+    from pytracer.reading import views
 
     os.nice(10)
     output.ready_streams()
     shown = Shown(*fields)
     try:
-        show(reading.read(Path(shown.file)), shown)
+        show(views.read(Path(shown.file)), shown)
     except errors.PytracerError as problem:  # the program may have removed the file
         tell(f"pytracer: {problem}")
 
@@ -214,8 +214,8 @@ def show(traced: Any, shown: Shown, doing: str = "") -> None:
 
     `doing` is what to say if it takes long; "" while the program runs, which prints itself.
     """
-    from pytracer import meta
     from pytracer.analysis.facts import timelines  # imports numpy, which a program may do first
+    from pytracer.data import meta
     from pytracer.export import table, terminal
 
     with progress.doing(doing) if doing else contextlib.nullcontext():

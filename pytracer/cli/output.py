@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pytracer import errors, units
+from pytracer import errors
+from pytracer.basics import units
 from pytracer.cli import progress
 
 JSON_VERSION = 1
@@ -128,7 +129,7 @@ def write_json(path: Path | None, document: dict[str, Any]) -> None:
     """Writes the document whole or not at all, so a reader never meets half of one."""
     if path is None:
         return
-    from pytracer.files import write_whole
+    from pytracer.basics.files import write_whole
 
     def fill(file: BinaryIO) -> None:
         file.write((json_text(document) + "\n").encode())
@@ -150,7 +151,7 @@ def read(file: Path, *, anonymous: bool = False) -> Any:
 
     Prints a note if the file is damaged.
     """
-    from pytracer import loading
+    from pytracer.reading import loading
 
     with progress.doing(f"reading {file}"):
         loaded = loading.read(file)

@@ -121,7 +121,7 @@ def _plan(options: argparse.Namespace, loaded: Any) -> int:
 
 def _verified(options: argparse.Namespace, prediction: Any, which: Any, data: Any) -> Any:
     """Runs the program. Returns an error instead of raising it, so that the prediction is shown."""
-    from pytracer import verify
+    from pytracer.reading import verify
 
     try:
         with progress.doing("running the program, to verify"):

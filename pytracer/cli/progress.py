@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from pytracer.units import time_text
+from pytracer.basics.units import time_text
 
 _PATIENCE_S = 2.0
 _EVERY_S = 1.0

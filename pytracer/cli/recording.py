@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytracer import errors
-from pytracer.start import NAME, OFF
-from pytracer.units import parse_size
+from pytracer.basics.units import parse_size
+from pytracer.recording.start import NAME, OFF
 
 if TYPE_CHECKING:
-    from pytracer.traced_program import Plan
+    from pytracer.recording.traced_program import Plan
 
 _ON = ("1", "on", "yes", "true")
 Settings = Mapping[str, Any]  # what was asked for, by key
@@ -375,7 +375,7 @@ def for_children(settings: Settings) -> str | None:
 
 def plan(settings: Settings, program: Sequence[str], **more: Any) -> "Plan":
     """What to record of this program."""
-    from pytracer.traced_program import Plan
+    from pytracer.recording.traced_program import Plan
 
     values = {option.key: option.default for option in OPTIONS} | dict(settings)
     return Plan(

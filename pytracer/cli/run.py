@@ -10,7 +10,7 @@ from pytracer import errors
 from pytracer.cli import output, recording
 from pytracer.cli.command import Command
 from pytracer.cli.messages import Messages
-from pytracer.start import NAME
+from pytracer.recording.start import NAME
 
 
 class Run(Command):
@@ -58,7 +58,7 @@ class Run(Command):
 
     def run(self, options: argparse.Namespace) -> int:
         """Runs the program. Its exceptions pass through, as they do without pytracer."""
-        from pytracer import traced_program
+        from pytracer.recording import traced_program
 
         program: list[str] = options.program
         as_module = program[:1] == ["-m"]
@@ -93,7 +93,7 @@ def _record_children_too(settings: recording.Settings) -> None:
 
     A rank that a launcher started has no ranks below it: its processes are helpers.
     """
-    from pytracer import environment
+    from pytracer.basics import environment
 
     value = recording.for_children(settings)
     if value is not None and environment.world_size() == 1:
@@ -102,7 +102,7 @@ def _record_children_too(settings: recording.Settings) -> None:
 
 def _run_live(settings: recording.Settings, program: list[str], plan: Any) -> int:
     """Runs the program in a process of its own, which keeps its signals, and watches it from here."""
-    from pytracer import environment
+    from pytracer.basics import environment
     from pytracer.cli import watch
 
     if environment.world_size() > 1:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import errors
+from pytracer.basics.units import size_text
+from pytracer.basics.version import __version__
 from pytracer.cli import jobs, output, progress
 from pytracer.cli.command import Command
-from pytracer.units import size_text
-from pytracer.version import __version__
 
 _DEMO_FILE = Path("pytracer-demo.pytrace")
 
@@ -43,9 +43,9 @@ class Demo(Command):
     def run(self, options: argparse.Namespace) -> int:
         import torch
 
-        from pytracer.demo import run
+        from pytracer.basics.files import refuse_to_overwrite
+        from pytracer.cli.demo import run
         from pytracer.export import table, terminal
-        from pytracer.files import refuse_to_overwrite
 
         target = options.output or _DEMO_FILE
         refuse_to_overwrite(target, overwrite=options.force or options.output is None)
@@ -110,8 +110,8 @@ class Summary(Command):
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
-        from pytracer import reading
         from pytracer.export import advice_text, postmortem, table, terminal, words
+        from pytracer.reading import views
 
         screen = terminal.here()
         if options.file is None and options.words:
@@ -123,7 +123,7 @@ class Summary(Command):
         if jobs.is_job(options.file):
             return jobs.summary(options)
         with progress.doing(f"reading {options.file}"):
-            loaded = reading.read(options.file)
+            loaded = views.read(options.file)
             loaded = loaded.anonymous() if options.anonymous else loaded
             if options.advice and not options.json:
                 shown = advice_text.text(loaded, screen)
@@ -137,7 +137,7 @@ class Summary(Command):
             return 0
         if options.words:
             print(f"\n{words.legend(table.shown_categories(loaded.peak), screen)}")
-        from pytracer import meta
+        from pytracer.data import meta
 
         if meta.of(loaded.data).failed:
             print(f"\n{postmortem.render(loaded.data, screen)}")
@@ -339,7 +339,7 @@ class Ledger(Command):
 
 def _ledger_now(options: argparse.Namespace) -> int:
     """Prints the memory of every device that NVML shows, by process."""
-    from pytracer import driver
+    from pytracer.basics import driver
     from pytracer.export.ledger_text import render_now
 
     nvml = driver.open_nvml()
@@ -374,8 +374,8 @@ def _print_probe(probed: dict[str, Any]) -> None:
 
 
 def _calibrate(*, as_json: bool) -> int:
+    from pytracer.basics.units import size_text
     from pytracer.imagined import calibration
-    from pytracer.units import size_text
 
     with progress.doing("measuring the GPU"):
         card = calibration.measure()
@@ -412,7 +412,7 @@ class Doctor(Command):
     def run(self, options: argparse.Namespace) -> int:
         if options.calibrate:
             return _calibrate(as_json=options.json)
-        from pytracer import doctor
+        from pytracer.cli import doctor
 
         machine = {"pytracer": __version__, **doctor.machine()}
         if not options.json:

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from pytracer import driver, errors
+from pytracer import errors
+from pytracer.basics import driver
+from pytracer.basics.units import size_text
 from pytracer.cli import output
 from pytracer.export import live, terminal
-from pytracer.units import size_text
 
 _LOOK_EVERY_S = 0.5
 _ASK_DRIVER_EVERY_S = 5.0

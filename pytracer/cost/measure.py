@@ -13,8 +13,8 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
-from pytracer import errors, private_torch
-from pytracer._native import C
+from pytracer import errors
+from pytracer.basics import private_torch
 from pytracer.cost import classes, flops, peaks, traffic
 from pytracer.cost.calls import (
     COMPILING,
@@ -28,6 +28,7 @@ from pytracer.cost.calls import (
     join,
     module_calls,
 )
+from pytracer.data._native import C
 
 VERSION = 1
 COLUMNS = (

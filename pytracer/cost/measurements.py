@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytracer import errors, meta
-from pytracer.model_names import Roots
-from pytracer.recorded import Trace, once_per_trace
+from pytracer import errors
+from pytracer.data import meta
+from pytracer.data.model_names import Roots
+from pytracer.data.recorded import Trace, once_per_trace
 
 CLASSES = (
     "contraction",

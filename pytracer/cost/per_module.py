@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pytracer.cost import measurements
+from pytracer.data.recorded import Trace, once_per_trace
 from pytracer.errors import PytracerError
-from pytracer.recorded import Trace, once_per_trace
 
 
 @dataclass(frozen=True)

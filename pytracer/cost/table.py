@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from pytracer import errors, frames
+from pytracer import errors
 from pytracer.cost.measurements import CLASSES, PHASES, Direction, Measured, Rates, Record, measured
 from pytracer.cost.verdicts import NONE, judge
-from pytracer.recorded import Trace
+from pytracer.data import frames
+from pytracer.data.recorded import Trace
 
 if TYPE_CHECKING:
     import pandas as pd

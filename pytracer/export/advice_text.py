@@ -6,9 +6,9 @@ from typing import Any
 from pytracer.analysis.facts import usage
 from pytracer.analysis.forecasts import changes
 from pytracer.analysis.forecasts.changes import Change
+from pytracer.basics.units import size_text
+from pytracer.data.recorded import Trace
 from pytracer.export.terminal import BOLD, GREEN, Terminal
-from pytracer.recorded import Trace
-from pytracer.units import size_text
 
 HEADS = {
     "mistake": "Mistakes",

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from pytracer.analysis.answers import training_steps
 from pytracer.analysis.answers.budgets import Difference, Exceeded, seldom_growth
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY_ORDER
-from pytracer.units import size_text
+from pytracer.basics.units import size_text
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORY_ORDER
 
 
 def exceeded_lines(rows: Sequence[Exceeded]) -> list[str]:

@@ -15,9 +15,14 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from pytracer import errors, meta
-from pytracer._native import core
+from pytracer import errors
 from pytracer.analysis.facts import lines
+from pytracer.basics.files import refuse_to_overwrite, write_whole
+from pytracer.basics.units import size_text
+from pytracer.data import meta
+from pytracer.data._native import core
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORY, CATEGORY_ORDER
 from pytracer.export import tracks as tracks_of
 from pytracer.export.rows import (
     ALLOCATIONS,
@@ -38,10 +43,6 @@ from pytracer.export.rows import (
     ScopeSlices,
     Sink,
 )
-from pytracer.files import refuse_to_overwrite, write_whole
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY, CATEGORY_ORDER
-from pytracer.units import size_text
 
 
 @dataclass(frozen=True)

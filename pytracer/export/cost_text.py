@@ -4,11 +4,11 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from pytracer.basics.names import layers_alike, numbers_text
+from pytracer.basics.units import time_text
 from pytracer.cost import measurements, table as cost_table
 from pytracer.cost.table import Row
-from pytracer.names import layers_alike, numbers_text
-from pytracer.recorded import Trace
-from pytracer.units import time_text
+from pytracer.data.recorded import Trace
 
 _NAME = 28
 _MOST_ROWS = 24

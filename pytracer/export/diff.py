@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pytracer.analysis.answers import diff_rows
 from pytracer.analysis.answers.diff import Diff, Side
 from pytracer.analysis.answers.diff_rows import Change, Changes
+from pytracer.basics.units import size_text
 from pytracer.export.terminal import BOLD, GREEN, PLAIN, RED, Terminal, cut_in_front
-from pytracer.units import size_text
 
 _MOST_ROWS = 6  # each takes one line or two
 

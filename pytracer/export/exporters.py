@@ -12,11 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytracer.files import refuse_to_overwrite
+from pytracer.basics.files import refuse_to_overwrite
 
 if TYPE_CHECKING:
+    from pytracer.data.recorded import Trace
     from pytracer.export.chrome import Exported
-    from pytracer.recorded import Trace
 
 _PERFETTO = "Open it at https://ui.perfetto.dev (the file stays on your machine)."
 

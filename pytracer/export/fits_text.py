@@ -9,6 +9,9 @@ from pytracer.analysis.forecasts.checkpoint_plans import CheckpointPlan
 from pytracer.analysis.forecasts.fits import Fits, Holder
 from pytracer.analysis.forecasts.verified import Verified
 from pytracer.analysis.forecasts.what_if import WhatIf
+from pytracer.basics.names import short_line
+from pytracer.basics.units import size_text
+from pytracer.data.model_names import module_text
 from pytracer.export import touched_text
 from pytracer.export.terminal import (
     DIM,
@@ -21,9 +24,6 @@ from pytracer.export.terminal import (
     cut_in_front,
     plain,
 )
-from pytracer.model_names import module_text
-from pytracer.names import short_line
-from pytracer.units import size_text
 
 NOT_MEASURED = "torch's allocator: not measured; leave about 1 GiB"
 _MOST_CHOICES = 8

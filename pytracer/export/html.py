@@ -12,12 +12,12 @@ import numpy as np
 
 from pytracer.analysis.answers import breakdown, training_steps
 from pytracer.analysis.facts import usage
+from pytracer.basics.units import size_text, time_text
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ALWAYS_SHOWN, CATEGORY_COLORS, I64
 from pytracer.export.series import LEAST_APART, Band, Series, clock, series
 from pytracer.export.table import render as table
 from pytracer.export.terminal import Terminal
-from pytracer.recorded import Trace
-from pytracer.schema import ALWAYS_SHOWN, CATEGORY_COLORS, I64
-from pytracer.units import size_text, time_text
 
 _WIDTH, _HEIGHT = 760, 240  # of the picture, in its own units
 _LEFT, _TOP, _BOTTOM = 70, 18, 22

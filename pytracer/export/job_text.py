@@ -4,8 +4,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from pytracer.basics.names import short_line
+from pytracer.basics.units import size_text, time_text
+from pytracer.data.schema import CATEGORY_ORDER
 from pytracer.export.terminal import BOLD, DIM, MARGIN, PLAIN, USUAL, Terminal, cut_in_front
-from pytracer.names import short_line
 from pytracer.ranks.compare import (
     TIMES,
     Comparison,
@@ -18,8 +20,6 @@ from pytracer.ranks.compare import (
     ranks_text,
 )
 from pytracer.ranks.digest import Digest
-from pytracer.schema import CATEGORY_ORDER
-from pytracer.units import size_text, time_text
 
 _MOST_LINES = 6  # of outliers, endings, findings and parts
 _DIED = ("out of memory", "failed", "truncated", "damaged")

@@ -6,8 +6,8 @@ from typing import Any
 from pytracer.analysis.allocator.fragmentation import Layout
 from pytracer.analysis.allocator.ledger import Ledger, Row
 from pytracer.analysis.facts import devices
+from pytracer.basics.units import size_text
 from pytracer.export.terminal import GREEN, PLAIN, YELLOW, Terminal
-from pytracer.units import size_text
 
 
 def render(ledger: Ledger, layout: Layout | None = None, terminal: Terminal = PLAIN) -> str:

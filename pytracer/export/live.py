@@ -18,19 +18,19 @@ from unicodedata import east_asian_width
 import numpy as np
 
 from pytracer import errors
-from pytracer._native import core
 from pytracer.analysis.answers.step_memory import StepMemory, step_memory
 from pytracer.analysis.facts.grouping import Holder
 from pytracer.analysis.facts.window import Window
+from pytracer.basics.files import most_memory
+from pytracer.basics.names import is_bare, layers_alike, short_line
+from pytracer.basics.units import size_text, time_text
+from pytracer.data._native import core
+from pytracer.data.meta import Meta, read as read_meta
+from pytracer.data.model_names import module_text
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ALWAYS_SHOWN, CATEGORY_ORDER, DEVICE_TYPES
 from pytracer.export.table import category_color
 from pytracer.export.terminal import Paint, cut_in_front
-from pytracer.files import most_memory
-from pytracer.meta import Meta, read as read_meta
-from pytracer.model_names import module_text
-from pytracer.names import is_bare, layers_alike, short_line
-from pytracer.recorded import Trace
-from pytracer.schema import ALWAYS_SHOWN, CATEGORY_ORDER, DEVICE_TYPES
-from pytracer.units import size_text, time_text
 
 _PIECE = 1 << 15  # bytes of the file, between two looks at the keyboard
 _REST = 100  # the rules run at most one part in that many of the time

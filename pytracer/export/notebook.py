@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pytracer.analysis.allocator.replay import NO, YES
 from pytracer.analysis.forecasts.checkpoint_plans import CheckpointPlan
 from pytracer.analysis.forecasts.fits import Fits
+from pytracer.basics.names import short_line
+from pytracer.basics.units import size_text, time_text
+from pytracer.data.model_names import module_text
 from pytracer.export import fits_text
 from pytracer.export.html import printable, without_folders
-from pytracer.model_names import module_text
-from pytracer.names import short_line
-from pytracer.units import size_text, time_text
 
 if TYPE_CHECKING:
     import pandas as pd

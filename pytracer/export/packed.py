@@ -22,9 +22,9 @@ from pytracer.analysis.allocator import blocks, segments
 from pytracer.analysis.answers import findings
 from pytracer.analysis.facts import devices, grouping, owners, usage
 from pytracer.analysis.facts.allocations import allocations
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORIES, I32, I64, U32
 from pytracer.export.html import printable
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORIES, I32, I64, U32
 
 Rows = NDArray[np.intp]
 

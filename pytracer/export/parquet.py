@@ -8,7 +8,7 @@ from typing import Any
 from pytracer import errors
 from pytracer.analysis.answers import breakdown, training_steps
 from pytracer.analysis.facts import usage
-from pytracer.recorded import Trace
+from pytracer.data.recorded import Trace
 
 TABLES: dict[str, Callable[[Trace], Any]] = {
     "allocations": breakdown.allocations_frame,

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pytracer import errors
-from pytracer._native import core
+from pytracer.basics.files import refuse_to_overwrite, write_whole
+from pytracer.data._native import core
+from pytracer.data.recorded import Trace
 from pytracer.export.chrome import Document, Exported
 from pytracer.export.rows import Options
-from pytracer.files import refuse_to_overwrite, write_whole
-from pytracer.recorded import Trace
 
 SUFFIX = ".pftrace"
 _PIECE = 4 << 20

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytracer import errors
+from pytracer.basics.units import size_text, time_text
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORY_COLORS
 from pytracer.export.series import LEAST_APART, Clock, Series, clock, series
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY_COLORS
-from pytracer.units import size_text, time_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,12 +6,12 @@ from pytracer.analysis.answers import postmortem, training_steps
 from pytracer.analysis.answers.postmortem import Failure, Held
 from pytracer.analysis.facts import owners, usage
 from pytracer.analysis.forecasts import changes
+from pytracer.basics.names import short_line
+from pytracer.basics.units import size_text, time_text
+from pytracer.data.recorded import Trace
 from pytracer.export import advice_text
 from pytracer.export.table import category_lines
 from pytracer.export.terminal import DIM, MARGIN, PLAIN, RED, Terminal, cut_in_front
-from pytracer.names import short_line
-from pytracer.recorded import Trace
-from pytracer.units import size_text, time_text
 
 
 def render(trace: Trace, terminal: Terminal = PLAIN) -> str:

@@ -18,7 +18,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pytracer import meta, names, sanitized
 from pytracer.analysis.allocator import ledger
 from pytracer.analysis.answers import (
     breakdown,
@@ -33,13 +32,15 @@ from pytracer.analysis.answers.situation import Finding
 from pytracer.analysis.facts import devices, grouping, owners, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.forecasts import changes
+from pytracer.basics import names
+from pytracer.basics.files import write_whole
+from pytracer.basics.version import __version__
 from pytracer.cost import table as cost_table
+from pytracer.data import meta, sanitized
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ACTION, CATEGORY_COLORS, CATEGORY_ORDER, PHASES
 from pytracer.export import advice_text, html, job_page, packed, series, words
-from pytracer.files import write_whole
 from pytracer.ranks.compare import Comparison
-from pytracer.recorded import Trace
-from pytracer.schema import ACTION, CATEGORY_COLORS, CATEGORY_ORDER, PHASES
-from pytracer.version import __version__
 
 FORMAT = 1  # of the document and the columns
 _MOST_BANDS = 20_000

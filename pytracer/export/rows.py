@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import errors, meta, sanitized
+from pytracer import errors
 from pytracer.analysis.facts import scopes, usage
-from pytracer.recorded import Trace
-from pytracer.schema import I64, U64
+from pytracer.data import meta, sanitized
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import I64, U64
 
 # torch.profiler counts time from the start of a quarter of a year with this many seconds, because
 # microseconds since 1970 with a fraction do not fit a double. The same grid puts both on one clock.

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pytracer.analysis.answers import training_steps
 from pytracer.analysis.facts import scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, PHASES
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, PHASES
 
 _IDLE = 0.1  # the share of the time without an event that is cut and marked
 _LEFT_OF_IT = 0.03  # the width of a cut, as a share of the busy time

@@ -20,17 +20,18 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import errors, meta, sanitized
-from pytracer._native import core
+from pytracer import errors
 from pytracer.analysis.allocator import blocks, segments
 from pytracer.analysis.facts import devices, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.grouping import alike, role_text
-from pytracer.files import write_whole
-from pytracer.ranges import Ranges
-from pytracer.recorded import Trace
-from pytracer.schema import ACTION, CATEGORIES, I32, I64, PHASE, PHASES, U8, U32, U64
-from pytracer.version import __version__
+from pytracer.basics.files import write_whole
+from pytracer.basics.ranges import Ranges
+from pytracer.basics.version import __version__
+from pytracer.data import meta, sanitized
+from pytracer.data._native import core
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ACTION, CATEGORIES, I32, I64, PHASE, PHASES, U8, U32, U64
 
 _PROTOCOL = 4  # the newest version that every version of the viewer reads
 _CHUNK = 1 << 16  # events at a time

@@ -3,16 +3,16 @@
 import sys
 from collections.abc import Iterator
 
-from pytracer import health
 from pytracer.analysis.answers.overview import Overview, overview
 from pytracer.analysis.facts.usage import Peak
+from pytracer.basics.names import short_line
+from pytracer.basics.units import size_text, time_text
+from pytracer.data import health
+from pytracer.data.meta import Imagined
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ALWAYS_SHOWN, CATEGORY, CATEGORY_TABLE
 from pytracer.export import advice_text
 from pytracer.export.terminal import BOLD, DIM, MARGIN, PLAIN, Terminal, cut_in_front
-from pytracer.meta import Imagined
-from pytracer.names import short_line
-from pytracer.recorded import Trace
-from pytracer.schema import ALWAYS_SHOWN, CATEGORY, CATEGORY_TABLE
-from pytracer.units import size_text, time_text
 
 _MOST_HOLDERS = 3
 

@@ -4,9 +4,9 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from pytracer.basics.units import size_text
 from pytracer.export.terminal import PLAIN, Terminal
 from pytracer.sandbox.written import Change
-from pytracer.units import size_text
 
 _MOST_NAMES = 4  # of each kind of change
 _KINDS = {

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import meta, sanitized
-from pytracer._native import core
 from pytracer.analysis.allocator import blocks, segments
 from pytracer.analysis.answers import training_steps
 from pytracer.analysis.facts import (
@@ -25,7 +23,25 @@ from pytracer.analysis.facts import (
 )
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.grouping import alike, role_text
+from pytracer.basics.units import size_text
 from pytracer.cost import per_module
+from pytracer.data import meta, sanitized
+from pytracer.data._native import core
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import (
+    ACTION,
+    ALWAYS_SHOWN,
+    CATEGORIES,
+    CATEGORY,
+    CATEGORY_ORDER,
+    I64,
+    PHASES,
+    ROLE,
+    SCOPE_KINDS,
+    SCOPE_RECOMPUTE,
+    U64,
+    Mask,
+)
 from pytracer.export.rows import (
     ALLOCATIONS,
     COLLECTIVES_THREAD,
@@ -56,22 +72,6 @@ from pytracer.export.rows import (
     largest,
     or_none,
 )
-from pytracer.recorded import Trace
-from pytracer.schema import (
-    ACTION,
-    ALWAYS_SHOWN,
-    CATEGORIES,
-    CATEGORY,
-    CATEGORY_ORDER,
-    I64,
-    PHASES,
-    ROLE,
-    SCOPE_KINDS,
-    SCOPE_RECOMPUTE,
-    U64,
-    Mask,
-)
-from pytracer.units import size_text
 
 
 def scope_slices(sink: Sink) -> Rows:

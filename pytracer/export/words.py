@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
+from pytracer.data.schema import CATEGORY, CATEGORY_ORDER, CATEGORY_TABLE
 from pytracer.export.terminal import PLAIN, Terminal
-from pytracer.schema import CATEGORY, CATEGORY_ORDER, CATEGORY_TABLE
 
 CATEGORIES = {name: CATEGORY_TABLE[CATEGORY[name]].meaning for name in CATEGORY_ORDER}
 

@@ -14,8 +14,20 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from pytracer import errors, private_torch
-from pytracer._native import C
+from pytracer import errors
+from pytracer.basics import private_torch
+from pytracer.basics.private_torch import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    TorchDispatchMode,
+    UnsupportedOperatorException,
+    tree_iter,
+    tree_map,
+    without_modes,
+)
+from pytracer.data._native import C
 from pytracer.imagined import (
     attention,
     checkpoints,
@@ -31,17 +43,6 @@ from pytracer.imagined import (
 from pytracer.imagined.known import GUESS, Known
 from pytracer.imagined.patches import listed, replaced
 from pytracer.imagined.standins import Reads, where
-from pytracer.private_torch import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    TorchDispatchMode,
-    UnsupportedOperatorException,
-    tree_iter,
-    tree_map,
-    without_modes,
-)
 
 CPU = "cpu"
 aten = torch.ops.aten

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytracer import private_torch
+from pytracer.basics import private_torch
 from pytracer.imagined import attention_scratch, scratch
 from pytracer.imagined.cards import Card
 from pytracer.imagined.ctc import KEYS

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from pytracer.basics.private_torch import tree_iter
 from pytracer.imagined.patches import replaced
-from pytracer.private_torch import tree_iter
-from pytracer.start import after_import
+from pytracer.recording.start import after_import
 
 _SAFETENSORS = "safetensors.torch"
 _ALIGNMENT = 8

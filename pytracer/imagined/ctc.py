@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from pytracer import errors
+from pytracer.basics.private_torch import FakeTensor, dispatch_keys, without_modes
 from pytracer.imagined import scratch
 from pytracer.imagined.known import Known
 from pytracer.imagined.standins import where
-from pytracer.private_torch import FakeTensor, dispatch_keys, without_modes
 
 aten = torch.ops.aten
 KEYS = ("AutogradCPU", "AutogradCUDA")  # where operators of fake tensors arrive first

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pytracer.private_torch import tree_iter
+from pytracer.basics.private_torch import tree_iter
 
 _TORCH, _OURS = (f"{Path(file).parent}/" for file in (torch.__file__, Path(__file__).parent))
 # Where torch computes what a result would be.

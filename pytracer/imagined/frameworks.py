@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pytracer.imagined.patches import replaced
-from pytracer.start import after_import
+from pytracer.recording.start import after_import
 
 _STOPS_AT_A_WORD = "transformers.generation.stopping_criteria"
 

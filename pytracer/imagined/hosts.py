@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from pytracer.private_torch import FakeTensor
+from pytracer.basics.private_torch import FakeTensor
 
 
 def random_state() -> dict[str, Any]:

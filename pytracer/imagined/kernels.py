@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from pytracer import errors, private_torch
+from pytracer import errors
+from pytracer.basics import private_torch
 from pytracer.imagined import attention, ctc, recurrent, scratch
 from pytracer.imagined.standins import where
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pytracer._native import C
-from pytracer.private_torch import tree_iter, tree_map, without_modes
+from pytracer.basics.private_torch import tree_iter, tree_map, without_modes
+from pytracer.data._native import C
 
 MOST = 1 << 16  # elements
 GUESS = 1  # safe to divide by, to take a root or a logarithm of

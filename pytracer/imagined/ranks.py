@@ -18,12 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pytracer import errors, private_torch
+from pytracer import errors
+from pytracer.basics import private_torch
+from pytracer.basics.private_torch import tree_iter, without_modes
 from pytracer.imagined.known import Known
 from pytracer.imagined.patches import replaced
 from pytracer.imagined.shelf import Shelf
 from pytracer.imagined.standins import where
-from pytracer.private_torch import tree_iter, without_modes
 
 _STAGES = ("pp", "pipe", "pipeline", "stage")  # dimensions of a mesh whose ranks differ
 _FEW = 8

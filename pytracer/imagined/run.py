@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytracer import errors
-from pytracer._native import C
 from pytracer.analysis.allocator import settings as allocator_settings
+from pytracer.basics.units import parse_size
 from pytracer.capture.session import (
     Options,
     Session,
     allocator_settings as asked_settings,
     imagined,
 )
+from pytracer.data._native import C
+from pytracer.data.recorded import Trace
 from pytracer.imagined import (
     attention,
     checkpoints,
@@ -35,11 +37,9 @@ from pytracer.imagined.patches import replaced
 from pytracer.imagined.ranks import Job
 from pytracer.imagined.sizes import WAYS, Sizes
 from pytracer.imagined.workspaces import Workspaces
-from pytracer.reading import Views
-from pytracer.recorded import Trace
+from pytracer.reading.views import Views
 from pytracer.sandbox.inside import Inside
 from pytracer.sandbox.written import Change
-from pytracer.units import parse_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -7,12 +7,9 @@ made from measurements (benchmarks/cudnn_scratch.py), and a test holds every mea
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from pytracer.imagined.recurrent import Layer
 
 aten = torch.ops.aten
 CONVOLUTIONS = frozenset((aten.convolution.default, aten.convolution_backward.default))
@@ -22,12 +19,8 @@ _SPARSE = 9  # the argument of an embedding bag's gradient
 _FEW_WORDS = 3072  # up to here the gradient of a table is summed without sorting its words
 _RUN = 10  # words that are summed together
 _WARP = 32
-# Numbers that cuDNN keeps for each word and hidden unit of a layer, by its number of the kind.
-_KEPT = {0: 1, 1: 1, 2: 5, 3: 6}
-_GATES = {0: 1, 1: 1, 2: 4, 3: 3}
-_ALIGNMENT = 256
 _CHANNELS = 8
-_SMALL = 8 << 20  # what the smallest convolutions take
+SMALL = 8 << 20  # what the smallest convolutions take
 
 
 @dataclass(frozen=True)
@@ -113,7 +106,7 @@ def of_convolution(func: Any, args: tuple[Any, ...], result: Any) -> list[tuple[
 
 def of_pass(x: Any, w: Any, y: Any) -> Scratch:
     """The scratch of one pass of a convolution of `x` to `y`."""
-    return Scratch(0, 2 * (_padded(x) + _padded(y)) + 16 * math.prod(w.shape) + _SMALL)
+    return Scratch(0, 2 * (_padded(x) + _padded(y)) + 16 * math.prod(w.shape) + SMALL)
 
 
 def of_table(func: Any, args: tuple[Any, ...]) -> Scratch:
@@ -131,23 +124,6 @@ def of_table(func: Any, args: tuple[Any, ...]) -> Scratch:
     least, most = -(-count // _RUN), min(count, rows) + count // _RUN + 1
     numbers = words.element_size() * most
     return Scratch(least * wide, most * wide, beside=(*[words.nbytes] * 5, numbers, 8, 8))
-
-
-def of_recurrent(layer: "Layer") -> Scratch:
-    """The scratch of a pass of a recurrent layer, forward or backward.
-
-    Each level and direction has 8 MiB of its own beside a copy of the weights and the gates of every
-    word. Of 144 layers measured on an H100, none takes more than 0.8 times this.
-    """
-    gates, levels = _GATES[layer.mode], layer.layers * layer.directions
-    wide = layer.rows * layer.hidden * layer.directions * layer.item
-    first = layer.width + layer.hidden + 2
-    later = layer.hidden * layer.directions + layer.hidden + 2
-    units = gates * layer.hidden * layer.directions * layer.item
-    weights = units * (first + (layer.layers - 1) * later)
-    given = layer.rows * layer.width * layer.item
-    own = _SMALL * levels + weights + (gates + 2) * wide * layer.layers + 4 * given + (2 << 20)
-    return Scratch(0, own + own // 2)
 
 
 _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}  # of a multiprocessor
@@ -277,18 +253,6 @@ def beside(func: Any, args: Any, result: Any) -> list[list[int]]:
 
 _PUTS = frozenset((aten.index_put.default, aten.index_put_.default))
 _ADDS = 3  # the argument
-
-
-def reserve(layer: "Layer") -> int:
-    """What a recurrent layer keeps for its backward pass: its numbers, and what dropout has kept."""
-    units = layer.rows * layer.hidden * layer.directions
-    numbers = units * layer.item * (_KEPT[layer.mode] * layer.layers + layer.layers - 1)
-    dropped = -(-units * layer.directions // 8) if layer.dropout else 0
-    return _ALIGNMENT + _rounded(numbers) + (layer.layers - 1) * _rounded(dropped)
-
-
-def _rounded(amount: int) -> int:
-    return amount + -amount % 32
 
 
 def _padded(tensor: Any) -> int:

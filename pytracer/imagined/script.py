@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pytracer import errors, runner
-from pytracer.reading import LoadedTrace, read
+from pytracer import errors
+from pytracer.reading.views import LoadedTrace, read
+from pytracer.recording import runner
+from pytracer.recording.start import after_import
 from pytracer.sandbox import launch, network
-from pytracer.start import after_import
 
 _ORDER = "PYTRACER_IMAGINES"  # the child's order, set by pytracer only for the process it starts
 # Imports this copy of the package. The program's folder takes the first place later.

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from pytracer.basics.private_torch import without_modes
 from pytracer.imagined.known import Known
-from pytracer.private_torch import without_modes
 
 WAYS = ("balanced", "worst")
 

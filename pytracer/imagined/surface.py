@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pytracer import private_torch
+from pytracer.basics import private_torch
 from pytracer.imagined.cards import Card
 from pytracer.imagined.patches import replaced
 

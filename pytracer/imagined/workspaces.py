@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from pytracer import private_torch, schema
-from pytracer._native import C
+from pytracer.basics import private_torch
+from pytracer.data import schema
+from pytracer.data._native import C
 from pytracer.imagined.cards import Card
 
 aten = torch.ops.aten

@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pytracer import environment, errors
-from pytracer.api import free_name, is_out_of_memory, trace
+from pytracer import errors
+from pytracer.basics import environment
 from pytracer.capture.cycles import NOT_WATCHED, Recording
 from pytracer.integrations import scalars
+from pytracer.recording.api import free_name, is_out_of_memory, trace
 
 _T = TypeVar("_T")
 

@@ -7,7 +7,7 @@ from typing import Any
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 
 from pytracer import errors
-from pytracer.api import trace
+from pytracer.recording.api import trace
 
 _OPTIONS = {"--stacks": ("stacks", True), "--category": ("detail", "category")}
 

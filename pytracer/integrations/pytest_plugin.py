@@ -31,8 +31,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, None
         yield
         return
     from pytracer import errors
-    from pytracer.api import trace
     from pytracer.export.budget import exceeded_lines
+    from pytracer.recording.api import trace
 
     limits = {k: v for k, v in mark.kwargs.items() if k not in _TRACE_OPTIONS}
     options = {k: v for k, v in mark.kwargs.items() if k in _TRACE_OPTIONS}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import errors
-from pytracer.reading import Views
+from pytracer.reading.views import Views
 
 _GAUGES: dict[
     tuple[str, str], Any

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pytracer.meta import ClockReading
-from pytracer.recorded import Trace
+from pytracer.data.meta import ClockReading
+from pytracer.data.recorded import Trace
 
 
 class Offset(NamedTuple):

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pytracer.meta import ClockReading
+from pytracer.data.meta import ClockReading
+from pytracer.data.schema import CATEGORY_ORDER
 from pytracer.ranks import clocks
 from pytracer.ranks.digest import Digest, GroupState, Holder
-from pytracer.schema import CATEGORY_ORDER
 
 _SHARE = 0.02  # of the typical peak: smaller differences of sizes are no news
 _TIME_SHARE = 0.2  # of the typical time

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from pytracer import errors
-from pytracer.files import write_whole
+from pytracer.basics.files import write_whole
 from pytracer.ranks.digest import Digest
 
 if TYPE_CHECKING:

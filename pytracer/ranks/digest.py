@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pytracer import meta
 from pytracer.analysis.allocator import blocks, ledger
 from pytracer.analysis.answers import breakdown, findings, training_steps
 from pytracer.analysis.facts import grouping, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.meta import ClockReading, Communication
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, ROLE, Mask
+from pytracer.data import meta
+from pytracer.data.meta import ClockReading, Communication
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, ROLE, Mask
 
 _MOST_HOLDERS = 100  # further ones are added up, by category
 _MOST_OF_CATEGORY = 8

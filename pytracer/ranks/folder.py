@@ -5,11 +5,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytracer import errors, meta, snapshot
+from pytracer import errors, snapshot
+from pytracer.data import meta
+from pytracer.data.recorded import Trace, load
 from pytracer.ranks import digest
 from pytracer.ranks.digest import Digest
 from pytracer.ranks.engines import Map
-from pytracer.recorded import Trace, load
 
 SUFFIXES = (".pytrace", ".pickle", ".pkl")
 _DEPTHS = ("*", "*/*")  # a job may have a folder per host

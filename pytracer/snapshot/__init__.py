@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 from pytracer import errors
-from pytracer._native import core
-from pytracer.recorded import Trace
+from pytracer.data._native import core
+from pytracer.data.recorded import Trace
 from pytracer.snapshot.importing import Import
 
 

@@ -47,7 +47,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.schema import I64, U8, U32, U64, Mask
+from pytracer.data.schema import I64, U8, U32, U64, Mask
 from pytracer.snapshot import stacks
 from pytracer.snapshot.facts import Facts
 from pytracer.snapshot.rows import Rows, numbered

@@ -4,7 +4,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pytracer.schema import CATEGORY, I64, U32, Mask
+from pytracer.data.schema import CATEGORY, I64, U32, Mask
 from pytracer.snapshot import stacks, timeline as timelines
 from pytracer.snapshot.rows import Rows, numbered
 from pytracer.snapshot.stacks import NOTHING, OPTIMIZER, Shown

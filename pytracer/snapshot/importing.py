@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import errors
-from pytracer.ranges import Ranges
-from pytracer.recorded import Trace
-from pytracer.schema import (
+from pytracer.basics.ranges import Ranges
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import (
     ACTION,
     CATEGORIES,
     CATEGORY,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.schema import ACTION, I64, U64
+from pytracer.data.schema import ACTION, I64, U64
 
 SPACING = 8  # least nanoseconds between events, so that scopes can begin and end in between
 COLUMNS = {

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.schema import ACTION, I64, SCOPE_KIND, U32, Mask
+from pytracer.data.schema import ACTION, I64, SCOPE_KIND, U32, Mask
 from pytracer.snapshot.rows import Rows, runs
 from pytracer.snapshot.stacks import ENGINE, FORWARD, NOTHING, OPTIMIZER, RECOMPUTE, UNCLEAR, Shown
 from pytracer.snapshot.timeline import Doing, filled

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pytracer.schema import I64, U32
+from pytracer.data.schema import I64, U32
 from pytracer.snapshot.rows import Rows
 
 # The activity that an event's stack shows. Without a stack of its own it is UNCLEAR, and the event

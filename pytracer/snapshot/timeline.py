@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.schema import ACTION, I64, U8, U64, Mask
+from pytracer.data.schema import ACTION, I64, U8, U64, Mask
 from pytracer.snapshot import rows
 from pytracer.snapshot.stacks import (
     ENGINE,

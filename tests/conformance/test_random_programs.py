@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from programs.conformance.programs import LOSSES, MODES, Says, saved
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.grouping import role_text
-from pytracer.schema import CATEGORIES
+from pytracer.data.schema import CATEGORIES
 from tests.tiers import by_tier
 
 WIDTH, OUT = 24, 16

@@ -51,7 +51,7 @@ def test_steps_are_the_optimizers_also_where_gradients_accumulate(tmp_path, caps
 
 @pytest.mark.parametrize("watch", [False, True])
 def test_it_traces_on_after_its_steps_if_it_watches_and_until_its_end(watch: bool) -> None:
-    from pytracer._native import C
+    from pytracer.data._native import C
     from pytracer.integrations.accelerate import MemoryTrace
 
     model = torch.nn.Linear(8, 8)

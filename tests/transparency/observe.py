@@ -22,8 +22,8 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pytracer import trace
-from pytracer._native import C
-from pytracer.schema import ACTION
+from pytracer.data._native import C
+from pytracer.data.schema import ACTION
 from tests.transparency.processes import Running
 
 # How a program is run: not traced at all, or in one of the modes, each with its options.

@@ -1287,7 +1287,7 @@ def test_modules_are_seen_once_whoever_wraps_their_call_meanwhile() -> None:
 
 
 def module_calls(recorded: trace) -> list[str]:
-    from pytracer.schema import SCOPE_KIND
+    from pytracer.data.schema import SCOPE_KIND
 
     data = recorded.data
     kinds, names = data.scopes.kind.tolist(), data.scopes.name.tolist()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pytracer import trace
-from pytracer.schema import ACTION
+from pytracer.data.schema import ACTION
 from tests.programs import PROGRAMS
 from tests.transparency.observe import (
     AUTO,

@@ -7,7 +7,7 @@ from pytracer.analysis.allocator import settings as allocator_settings
 from pytracer.analysis.allocator.replay import FEW_ORDERS, Replay, replay
 from pytracer.analysis.allocator.steps import recorded_settings, steps
 from pytracer.analysis.facts.usage import devices as devices_of
-from pytracer.recorded import Trace, once_per_trace
+from pytracer.data.recorded import Trace, once_per_trace
 
 VARIABLE = "PYTORCH_ALLOC_CONF="
 _TRIED = (

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from pytracer.analysis.allocator import segments
 from pytracer.analysis.facts import devices
 from pytracer.analysis.facts.lifetimes import Lifetimes, lifetimes
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import ACTION, DEVICE_TYPES, I64, U64, Mask
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import ACTION, DEVICE_TYPES, I64, U64, Mask
 
 UNKNOWN = -1
 ROUND = 512  # bytes, of CUDA's allocator

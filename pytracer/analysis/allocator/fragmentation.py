@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytracer import errors, frames
+from pytracer import errors
 from pytracer.analysis.allocator import blocks, segments as segment_events
 from pytracer.analysis.facts import devices, lifetimes, usage
 from pytracer.analysis.facts.usage import At
-from pytracer.recorded import Trace
-from pytracer.schema import ACTION
+from pytracer.data import frames
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ACTION
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -26,12 +26,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from pytracer import errors, frames, meta
+from pytracer import errors
 from pytracer.analysis.allocator import blocks, fragmentation
 from pytracer.analysis.facts import devices, grouping, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.recorded import Trace
-from pytracer.schema import ALWAYS_SHOWN, CATEGORY_ORDER
+from pytracer.data import frames, meta
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ALWAYS_SHOWN, CATEGORY_ORDER
 
 if TYPE_CHECKING:
     import pandas as pd

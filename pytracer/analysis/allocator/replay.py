@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytracer import frames
-from pytracer._native import core
 from pytracer.analysis.allocator import settings as allocator_settings
 from pytracer.analysis.allocator.settings import MIB, Settings
 from pytracer.analysis.allocator.steps import (
@@ -38,9 +36,11 @@ from pytracer.analysis.allocator.steps import (
     steps,
 )
 from pytracer.analysis.facts import devices, doubts, grouping, lifetimes, owners, usage
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import ACTION, Mask
-from pytracer.units import parse_size
+from pytracer.basics.units import parse_size
+from pytracer.data import frames
+from pytracer.data._native import core
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import ACTION, Mask
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer.analysis.facts import devices
-from pytracer.ranges import Ranges
-from pytracer.recorded import Trace
-from pytracer.schema import ACTION, ACTIONS, I64, Mask
+from pytracer.basics.ranges import Ranges
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ACTION, ACTIONS, I64, Mask
 
 GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 

@@ -19,14 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import errors, meta
+from pytracer import errors
 from pytracer.analysis.allocator import segments, settings as allocator_settings
 from pytracer.analysis.allocator.blocks import ROUND, SMALL
 from pytracer.analysis.allocator.segments import GROWS, SHRINKS
 from pytracer.analysis.allocator.settings import Settings
 from pytracer.analysis.facts import devices, lifetimes, usage
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import ACTION, I64, Mask
+from pytracer.data import meta
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import ACTION, I64, Mask
 
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, ATTEMPT, TRIM, HELD, SEED, GIVEN, REFUSED = range(9)
 # Of kinds at one event. A block that ended unseen ends before the block that begins there.

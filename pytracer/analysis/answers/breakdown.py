@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytracer import errors, frames, meta, sanitized
+from pytracer import errors
 from pytracer.analysis.allocator import blocks
 from pytracer.analysis.facts import grouping, usage
 from pytracer.analysis.facts.allocations import MISSING_TIME, allocations, times_ns
 from pytracer.analysis.facts.casts import elements
 from pytracer.analysis.facts.devices import device_of_place
 from pytracer.analysis.facts.usage import At
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, KEYS
+from pytracer.data import frames, meta, sanitized
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, KEYS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,9 +7,9 @@ from pytracer import errors
 from pytracer.analysis.answers import breakdown, training_steps
 from pytracer.analysis.answers.training_steps import StepRow
 from pytracer.analysis.facts import grouping, usage
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY_ORDER
-from pytracer.units import parse_size
+from pytracer.basics.units import parse_size
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORY_ORDER
 
 _PART = 10  # a step with a tenth of the growth is worth naming
 LIMITS = ("peak", *CATEGORY_ORDER, "growth_per_step")

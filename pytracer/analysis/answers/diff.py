@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from pytracer import errors, frames, meta
+from pytracer import errors
 from pytracer.analysis.allocator.blocks import device_bytes
 from pytracer.analysis.answers import training_steps
 from pytracer.analysis.facts import grouping, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.usage import At
-from pytracer.model_names import Roots
-from pytracer.recorded import Trace
-from pytracer.schema import WRAPPER_LEVELS
+from pytracer.data import frames, meta
+from pytracer.data.model_names import Roots
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import WRAPPER_LEVELS
 
 if TYPE_CHECKING:
     import pandas as pd

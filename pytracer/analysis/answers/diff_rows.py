@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import NamedTuple, TypeAlias
 
 from pytracer.analysis.answers.diff import Diff, Row, by_change
-from pytracer.names import is_bare, layers_alike, numbers_text
+from pytracer.basics.names import is_bare, layers_alike, numbers_text
 
 LAYERED = ("module", "name")  # keys with numbers of layers
 _MOST_APART = 8  # children of a Sequential that keep their own rows, as in the table

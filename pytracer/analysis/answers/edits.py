@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from pytracer.analysis.facts import timelines, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import I64, U64, Mask
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import I64, U64, Mask
 
 
 @dataclass(frozen=True)

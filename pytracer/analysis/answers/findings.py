@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import health, meta
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
 from pytracer.analysis.answers.edits import Edit
 from pytracer.analysis.answers.growth import growing
@@ -25,10 +24,11 @@ from pytracer.analysis.answers.situation import Finding, Proof, Situation, at_pe
 from pytracer.analysis.facts import lines, owners, phases, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import BACKWARD, NEVER, NODE
-from pytracer.names import short_line
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import CATEGORY, OWNED, ROLE, U64, Mask
-from pytracer.units import size_text
+from pytracer.basics.names import short_line
+from pytracer.basics.units import size_text
+from pytracer.data import health, meta
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import CATEGORY, OWNED, ROLE, U64, Mask
 
 _WORTH = 0.01  # of the peak: less is noise
 _LEAST_GROWTH = 1024  # bytes a step, and a millionth of the peak: less is kept numbers

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import meta, sanitized
 from pytracer.analysis.answers import training_steps
 from pytracer.analysis.answers.edits import Edit
 from pytracer.analysis.answers.keepers import Keeper, keeper_of, kinds
@@ -17,9 +16,10 @@ from pytracer.analysis.answers.situation import Finding, Proof, Situation, at_pe
 from pytracer.analysis.facts import grouping, lines, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import BACKWARD
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import CATEGORY, I64, U64, Mask
-from pytracer.units import size_text
+from pytracer.basics.units import size_text
+from pytracer.data import meta, sanitized
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import CATEGORY, I64, U64, Mask
 
 _MOST_LINES = 3  # of lines that grow
 # What ends a leak by such a link, whatever it is that the program keeps there.

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pytracer import meta, sanitized
 from pytracer.analysis.answers.edits import Edit, peak_after
 from pytracer.analysis.answers.keepers import kinds
 from pytracer.analysis.answers.outer_calls import in_vain_of, lacks_its_end, outermost
@@ -18,9 +17,10 @@ from pytracer.analysis.facts import phases, scopes, timelines
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.evidence import label_events
 from pytracer.analysis.facts.scopes import BACKWARD, NEVER, NODE
-from pytracer.recorded import Trace
-from pytracer.schema import ACTION, CATEGORY, OWNED, ROLE, U64, Mask
-from pytracer.units import size_text
+from pytracer.basics.units import size_text
+from pytracer.data import meta, sanitized
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ACTION, CATEGORY, OWNED, ROLE, U64, Mask
 
 _NEEDED = [*OWNED, CATEGORY["activations"]]  # activations have a rule of their own
 

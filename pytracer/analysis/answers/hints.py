@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import health, meta
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
 from pytracer.analysis.answers import findings, growth, held, postmortem
 from pytracer.analysis.answers.edits import Edit, peak_after
@@ -19,10 +18,11 @@ from pytracer.analysis.answers.situation import Finding, Situation
 from pytracer.analysis.facts import grouping, phases, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import NEVER
-from pytracer.names import called_layer, is_nameless, layers_alike, numbers_text, short_line
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import CATEGORY, PHASE, ROLE, Mask
-from pytracer.units import size_text
+from pytracer.basics.names import called_layer, is_nameless, layers_alike, numbers_text, short_line
+from pytracer.basics.units import size_text
+from pytracer.data import health, meta
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import CATEGORY, PHASE, ROLE, Mask
 
 _WORTH_A_HINT = 0.05  # of the peak
 _WORTH_A_CHANGE = 0.1  # of the peak: the least that a saving must save

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pytracer import meta
 from pytracer.analysis.answers.situation import Situation
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import U64, Mask
+from pytracer.data import meta
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import U64, Mask
 
 _MANY = 250  # blocks in one variable; the trace has only the last 300 of a longer list
 _NUMBER = re.compile(r"\d+")

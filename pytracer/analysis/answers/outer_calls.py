@@ -9,8 +9,8 @@ from pytracer.analysis.answers.situation import Situation
 from pytracer.analysis.facts import lines, scopes, timelines
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import BACKWARD, MODULE, NEVER, NODE, OP, Tree
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import I64, U64, Mask
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import I64, U64, Mask
 
 
 def outermost_calls(trace: Trace) -> NDArray[np.intp]:

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from pytracer import meta
 from pytracer.analysis.allocator.blocks import DeviceBytes, device_bytes
 from pytracer.analysis.answers import hints, peaks, recording_quality, training_steps
 from pytracer.analysis.facts import doubts, grouping, usage
-from pytracer.recorded import Trace
+from pytracer.data import meta
+from pytracer.data.recorded import Trace
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import frames
 from pytracer.analysis.facts import timelines, usage
 from pytracer.analysis.facts.categories import handed_caches
 from pytracer.analysis.facts.scopes import NEVER
 from pytracer.analysis.facts.usage import Peak
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import CATEGORIES
+from pytracer.data import frames
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import CATEGORIES
 
 if TYPE_CHECKING:
     import pandas as pd

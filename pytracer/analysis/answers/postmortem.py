@@ -7,8 +7,8 @@ import numpy as np
 from pytracer.analysis.allocator import blocks
 from pytracer.analysis.facts import devices, grouping, owners, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import ACTION, Mask
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import ACTION, Mask
 
 _MIB = 1 << 20
 _MOST_BYTES = (1 << 48) - 1  # the most that an event holds; a larger request is recorded as this

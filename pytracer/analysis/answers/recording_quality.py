@@ -1,6 +1,6 @@
 """How good the recording is: losses, blind spots, mistakes in its use, and its cost.
 
-`pytracer.health` has the meaning of each name, and the advice.
+`pytracer.data.health` has the meaning of each name, and the advice.
 """
 
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import frames, health as counters, meta, sanitized
 from pytracer.analysis.facts import devices, lines, scopes, timelines
 from pytracer.analysis.facts.lifetimes import lifetimes
 from pytracer.analysis.facts.scopes import BACKWARD, MODULE, OPTIMIZER
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import ACTION, CATEGORY, DEVICE_TYPES, SCOPE_GRAD, U32, Mask
+from pytracer.data import frames, health as counters, meta, sanitized
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import ACTION, CATEGORY, DEVICE_TYPES, SCOPE_GRAD, U32, Mask
 
 if TYPE_CHECKING:
     import pandas as pd

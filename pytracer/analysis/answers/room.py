@@ -12,10 +12,10 @@ from pytracer.analysis.answers.hints import FREE, OTHER_NUMBERS, TRADE, Hint
 from pytracer.analysis.answers.postmortem import Failure
 from pytracer.analysis.facts import grouping
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.names import short_line
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY
-from pytracer.units import size_text
+from pytracer.basics.names import short_line
+from pytracer.basics.units import size_text
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORY
 
 _BATCHES = ("forward", "recompute", "backward")
 _SHRINK = ("activations", "temporaries", "inputs")  # with the batch

@@ -7,8 +7,8 @@ import numpy as np
 from pytracer.analysis.answers.edits import Edit
 from pytracer.analysis.facts import grouping, phases, saved_tensors, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY, Mask
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORY, Mask
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 from pytracer.analysis.facts import grouping, usage
 from pytracer.analysis.facts.grouping import Holder
 from pytracer.analysis.facts.usage import Peak
-from pytracer.recorded import Trace
+from pytracer.data.recorded import Trace
 
 
 @dataclass(frozen=True)

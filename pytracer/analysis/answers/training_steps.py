@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import frames, meta
 from pytracer.analysis.answers import peaks
 from pytracer.analysis.facts import device_times, phases, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.usage import Peak
-from pytracer.recorded import Trace
-from pytracer.schema import I32, I64, PHASE, U64
+from pytracer.data import frames, meta
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import I32, I64, PHASE, U64
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,8 +6,8 @@ import numpy as np
 
 from pytracer.analysis.facts import lifetimes, owners, phases, timelines
 from pytracer.analysis.facts.categories import categories
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import I32, I64, U8, U16, U32, U64
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import I32, I64, U8, U16, U32, U64
 
 MISSING_TIME = -1  # before the trace, or not freed
 

@@ -29,14 +29,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import sanitized
 from pytracer.analysis.facts import scopes
 from pytracer.analysis.facts.phases import Moments
 from pytracer.analysis.facts.scopes import OP, Tree
 from pytracer.analysis.facts.timelines import FORWARD, RECOMPUTE
-from pytracer.model_names import module_text
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY, I64, SCOPE_AUTOCAST, SCOPE_GRAD, U8, U32, U64, Mask
+from pytracer.data import sanitized
+from pytracer.data.model_names import module_text
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORY, I64, SCOPE_AUTOCAST, SCOPE_GRAD, U8, U32, U64, Mask
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,6 @@ functional, like any tensor that the program keeps.
 
 import numpy as np
 
-from pytracer import meta, sanitized
 from pytracer.analysis.facts import distributed, inputs, phases, scopes, timelines
 from pytracer.analysis.facts.casts import autocast_copies, copies_or_not
 from pytracer.analysis.facts.evidence import (
@@ -78,8 +77,9 @@ from pytracer.analysis.facts.timelines import (
     FORWARD,
     RECOMPUTE,
 )
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import (
+from pytracer.data import meta, sanitized
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import (
     ACTION,
     CATEGORIES,
     CATEGORY,

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import meta
 from pytracer.analysis.facts import timelines
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import I64, PHASE, U8
+from pytracer.data import meta
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import I64, PHASE, U8
 
 
 @dataclass(frozen=True)

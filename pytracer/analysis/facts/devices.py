@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import meta
-from pytracer.recorded import Trace
-from pytracer.schema import ACTION, DEVICE_TYPES, Mask
+from pytracer.data import meta
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ACTION, DEVICE_TYPES, Mask
 
 
 def split(device: str) -> tuple[int, int]:

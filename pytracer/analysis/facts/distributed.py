@@ -5,15 +5,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pytracer import meta, sanitized
 from pytracer.analysis.facts import scopes
 from pytracer.analysis.facts.evidence import Evidence, on_a_backends_thread
 from pytracer.analysis.facts.lifetimes import lifetimes
 from pytracer.analysis.facts.phases import MISSING
 from pytracer.analysis.facts.scopes import OP, USER
 from pytracer.analysis.facts.timelines import BACKWARD_PHASE, FORWARD
-from pytracer.recorded import Trace
-from pytracer.schema import DEVICE_TYPES, ROLE, U32, Mask
+from pytracer.data import meta, sanitized
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import DEVICE_TYPES, ROLE, U32, Mask
 
 # The annotations in which FSDP's second and first version gather weights and reduce gradients.
 # In its other annotations FSDP casts inputs and outputs.

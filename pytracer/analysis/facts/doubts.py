@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from pytracer import meta
 from pytracer.analysis.facts import timelines, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.meta import Imagined
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import CATEGORY, I64
-from pytracer.units import size_text
+from pytracer.basics.units import size_text
+from pytracer.data import meta
+from pytracer.data.meta import Imagined
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import CATEGORY, I64
 
 _MATTERS = 0.001  # of the peak: what is less changes no answer
 _COMPILED = (

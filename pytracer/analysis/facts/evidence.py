@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer import sanitized
 from pytracer.analysis.facts import lines, phases, reads, saved_tensors, scopes
 from pytracer.analysis.facts.lifetimes import Lifetimes, lifetimes
 from pytracer.analysis.facts.phases import MISSING, Moments
 from pytracer.analysis.facts.scopes import NEVER, Tree
 from pytracer.analysis.facts.timelines import DATA, OTHER
-from pytracer.recorded import Trace
-from pytracer.schema import ACTION, CATEGORY, I32, OWNED, U8, U32, U64, Mask
+from pytracer.data import sanitized
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ACTION, CATEGORY, I32, OWNED, U8, U32, U64, Mask
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import errors, frames, meta, sanitized
+from pytracer import errors
 from pytracer.analysis.facts import owners, scopes
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.devices import pool_text
 from pytracer.analysis.facts.usage import sums
-from pytracer.model_names import module_text
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORIES, CATEGORY, I64, KEYS, PHASES, ROLE, ROLES, U8, U32, Mask
+from pytracer.data import frames, meta, sanitized
+from pytracer.data.model_names import module_text
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORIES, CATEGORY, I64, KEYS, PHASES, ROLE, ROLES, U8, U32, Mask
 
 _MOST_NUMBERS = 2**63  # of a column of 64 bits
 _PART = 1 << 16

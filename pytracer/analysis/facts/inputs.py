@@ -10,8 +10,8 @@ from pytracer.analysis.facts.evidence import Categories, Evidence
 from pytracer.analysis.facts.phases import MISSING, Moments
 from pytracer.analysis.facts.reads import Proof
 from pytracer.analysis.facts.timelines import DATA, FORWARD, OTHER
-from pytracer.recorded import Trace
-from pytracer.schema import ACTION, CATEGORY, I32, ROLE, U32, Mask
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ACTION, CATEGORY, I32, ROLE, U32, Mask
 
 _CONSTANTS = re.compile(r"aten::(new_)?(zeros|ones|full)(_like)?")
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pytracer import errors
-from pytracer._native import core
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import ACTION, I32, I64, U16, U64
+from pytracer.data._native import core
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import ACTION, I32, I64, U16, U64
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import meta
 from pytracer.analysis.facts import scopes
 from pytracer.analysis.facts.scopes import BACKWARD, MODULE, NEVER, NODE, OPTIMIZER, Tree
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.sanitized import within
-from pytracer.schema import U64, Mask
+from pytracer.data import meta
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.sanitized import within
+from pytracer.data.schema import U64, Mask
 
 _THREADS = np.iinfo(np.uint16).max + 1
 NO_LINE = -1

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer import meta, sanitized
 from pytracer.analysis.facts import phases, scopes
-from pytracer.names import short_path
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import SCOPE_RECOMPUTE, U32
+from pytracer.basics.names import short_path
+from pytracer.data import meta, sanitized
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import SCOPE_RECOMPUTE, U32
 
 # Files of torch's or of ours. They act for the line that called them.
 _LIBRARY = re.compile(

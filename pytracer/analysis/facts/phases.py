@@ -64,7 +64,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import meta
 from pytracer.analysis.facts import lines, scopes
 from pytracer.analysis.facts.lifetimes import Lifetimes, lifetimes
 from pytracer.analysis.facts.lines import NO_LINE
@@ -83,9 +82,10 @@ from pytracer.analysis.facts.timelines import (
     timeline,
     timelines,
 )
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.sanitized import within
-from pytracer.schema import I32, SCOPE_RECOMPUTE, U8, U32, U64, Mask
+from pytracer.data import meta
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.sanitized import within
+from pytracer.data.schema import I32, SCOPE_RECOMPUTE, U8, U32, U64, Mask
 
 UNSAID = 255  # no scope names a phase: ask the timeline
 MISSING = 255  # the allocation began before the trace, or has not ended

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import sanitized
 from pytracer.analysis.facts import scopes, timelines
 from pytracer.analysis.facts.lifetimes import Lifetimes
 from pytracer.analysis.facts.phases import Moments
-from pytracer.recorded import Trace
-from pytracer.schema import ACTION, CATEGORY, I32, I64, SCOPE_GRAPH, U32, Mask
+from pytracer.data import sanitized
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ACTION, CATEGORY, I32, I64, SCOPE_GRAPH, U32, Mask
 
 
 @dataclass(frozen=True)

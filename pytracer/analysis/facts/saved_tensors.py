@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import meta
 from pytracer.analysis.facts import scopes, timelines
 from pytracer.analysis.facts.lifetimes import Lifetimes
 from pytracer.analysis.facts.phases import Moments
 from pytracer.analysis.facts.scopes import BACKWARD, Tree
 from pytracer.analysis.facts.timelines import BACKWARD_PHASE, DATA, FORWARD, OPTIMIZER_PHASE, OTHER
-from pytracer.recorded import Trace
-from pytracer.schema import ACTION, U64, Mask
+from pytracer.data import meta
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ACTION, U64, Mask
 
 
 def saved(trace: Trace, lives: Lifetimes, moments: Moments, owned: Mask) -> Mask:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import meta, sanitized
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import SCOPE_KIND, U8, U16, U32, U64, Mask
+from pytracer.data import meta, sanitized
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import SCOPE_KIND, U8, U16, U32, U64, Mask
 
 NEVER = np.uint64(np.iinfo(np.uint64).max)
 NO_KIND = 255

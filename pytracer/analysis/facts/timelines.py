@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import meta
-from pytracer._native import core
 from pytracer.analysis.facts import lines, scopes
 from pytracer.analysis.facts.scopes import (
     BACKWARD,
@@ -20,8 +18,10 @@ from pytracer.analysis.facts.scopes import (
     USER,
     Tree,
 )
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import ACTION, I32, I64, PHASE, SCOPE_GRAD, U8, U32, U64, Mask
+from pytracer.data import meta
+from pytracer.data._native import core
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import ACTION, I32, I64, PHASE, SCOPE_GRAD, U8, U32, U64, Mask
 
 OTHER = PHASE["other"]
 DATA = PHASE["data"]

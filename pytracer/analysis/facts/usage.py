@@ -10,12 +10,23 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import errors, frames, sanitized
+from pytracer import errors
 from pytracer.analysis.facts import lifetimes, phases, scopes, timelines
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.devices import device_of_place
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I32, I64, KEYS, PHASES, U64, Mask
+from pytracer.data import frames, sanitized
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import (
+    CATEGORIES,
+    CATEGORY,
+    CATEGORY_ORDER,
+    I32,
+    I64,
+    KEYS,
+    PHASES,
+    U64,
+    Mask,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

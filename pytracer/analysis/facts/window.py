@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import sanitized
-from pytracer._native import core
 from pytracer.analysis.facts import inputs, scopes, timelines
 from pytracer.analysis.facts.categories import categories
 from pytracer.analysis.facts.evidence import evidence
 from pytracer.analysis.facts.lifetimes import Lifetimes, lifetimes
 from pytracer.analysis.facts.scopes import NEVER, Tree
-from pytracer.recorded import Trace
-from pytracer.schema import ACTION, CATEGORY, TABLES, U32, U64, Mask
+from pytracer.data import sanitized
+from pytracer.data._native import core
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import ACTION, CATEGORY, TABLES, U32, U64, Mask
 
 _ROWS = ("events", "scopes", "scope_ends")
 _LEAST = 1 << 14  # rows that are always kept

@@ -12,7 +12,7 @@ from pytracer.analysis.answers.hints import FREE, MISTAKE, NOTICED, SMALLEST_CHA
 from pytracer.analysis.answers.postmortem import Failure
 from pytracer.analysis.facts import usage
 from pytracer.analysis.forecasts import checkpoint_plans
-from pytracer.recorded import Trace, once_per_trace
+from pytracer.data.recorded import Trace, once_per_trace
 
 _WORTH_A_LINE = 0.01  # of the peak
 _WORTH_UNPROVED = 0.1  # of the peak: the bytes that a change concerns, if no replay shows it

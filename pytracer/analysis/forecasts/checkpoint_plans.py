@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytracer import errors, frames, meta
+from pytracer import errors
 from pytracer.analysis.allocator import replay
 from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.scopes import MODULE
@@ -15,10 +15,11 @@ from pytracer.analysis.forecasts.planned import Plan, Work
 from pytracer.analysis.forecasts.shown import Shown
 from pytracer.analysis.forecasts.tallest_steps import Part, tallest_steps
 from pytracer.analysis.forecasts.verified import Verified
-from pytracer.model_names import Roots, in_code, module_text
-from pytracer.recorded import Trace
-from pytracer.schema import Mask
-from pytracer.units import parse_size
+from pytracer.basics.units import parse_size
+from pytracer.data import frames, meta
+from pytracer.data.model_names import Roots, in_code, module_text
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import Mask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,9 +124,9 @@ def code_of(modules: Iterable[str], roots: Roots = ONE) -> str:
 
 
 def code_of_offload(modules: Iterable[str], roots: Roots = ONE) -> str:
-    """Code that offloads these modules with `pytracer.offload`, which needs nothing but torch."""
+    """Code that offloads these modules with `pytracer.recording.offload`, which needs nothing but torch."""
     return _code(
-        ("from pytracer.offload import offload",),
+        ("from pytracer.recording.offload import offload",),
         modules,
         roots,
         ("    offload(model.get_submodule(name))",),

@@ -8,7 +8,7 @@ another card.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pytracer import errors, frames, meta
+from pytracer import errors
 from pytracer.analysis.allocator import advice as allocator_advice, ledger, replay
 from pytracer.analysis.allocator.advice import Choice
 from pytracer.analysis.allocator.replay import Replay
@@ -18,9 +18,10 @@ from pytracer.analysis.facts import devices, usage
 from pytracer.analysis.facts.usage import Peak
 from pytracer.analysis.forecasts.shown import Shown
 from pytracer.analysis.forecasts.verified import Verified
-from pytracer.names import layers_alike
-from pytracer.recorded import Trace
-from pytracer.units import parse_size
+from pytracer.basics.names import layers_alike
+from pytracer.basics.units import parse_size
+from pytracer.data import frames, meta
+from pytracer.data.recorded import Trace
 
 if TYPE_CHECKING:
     import pandas as pd

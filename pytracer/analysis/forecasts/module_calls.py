@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer.analysis.facts.scopes import NODE, Tree
-from pytracer.schema import U32, Mask
+from pytracer.data.schema import U32, Mask
 
 _NOTHING = np.zeros(0, np.intp)
 

@@ -14,7 +14,7 @@ A checkpoint (`torch.utils.checkpoint`, non-reentrant) changes each call of its 
 - On the CPU, the generator's state is kept in between, and a second one while the forward runs
   again.
 
-An offloaded tensor (`pytracer.offload`) is freed when the call ends, comes back with the first node
+An offloaded tensor (`pytracer.recording.offload`) is freed when the call ends, comes back with the first node
 of the call's backward, and is freed after its use. The module's input stays. Of its result, a copy
 comes back.
 
@@ -39,7 +39,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import meta
 from pytracer.analysis.allocator import replay
 from pytracer.analysis.allocator.steps import Steps, steps
 from pytracer.analysis.answers import training_steps
@@ -48,11 +47,12 @@ from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import MODULE, NEVER, NODE
 from pytracer.analysis.forecasts.module_calls import ModuleCalls, grouped, has_inside
 from pytracer.analysis.forecasts.tallest_steps import Part
+from pytracer.basics.names import called_layer, layers_alike
 from pytracer.cost import measurements, per_module
-from pytracer.model_names import in_code, module_text
-from pytracer.names import called_layer, layers_alike
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY, I64, PHASE, ROLE, Mask
+from pytracer.data import meta
+from pytracer.data.model_names import in_code, module_text
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORY, I64, PHASE, ROLE, Mask
 
 if TYPE_CHECKING:
     pass

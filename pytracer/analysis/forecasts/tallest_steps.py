@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from pytracer.analysis.facts import scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import I32, I64, Mask
+from pytracer.data.recorded import Trace, once_per_trace
+from pytracer.data.schema import I32, I64, Mask
 
 _MOST_STEPS = 6  # of different ones
 

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import errors, sanitized
+from pytracer import errors
 from pytracer.analysis.allocator import replay
 from pytracer.analysis.allocator.replay import EXACT, FEW_ORDERS, INTERVAL, NOT_KNOWN
 from pytracer.analysis.allocator.steps import steps
@@ -35,8 +35,9 @@ from pytracer.analysis.facts.allocations import Allocations, allocations
 from pytracer.analysis.forecasts import laws
 from pytracer.analysis.forecasts.laws import Shape
 from pytracer.analysis.forecasts.verified import Verified
-from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY, I64, OWNED, PHASE, ROLE, Mask
+from pytracer.data import sanitized
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORY, I64, OWNED, PHASE, ROLE, Mask
 
 _MOST_FLAGGED = 5
 _MATTERS = 0.01  # of the peak: what is less needs no word

@@ -1,1 +1,0 @@
-"""The claims themselves, a file for each subject. `pytracer.claims.catalog` has their order."""

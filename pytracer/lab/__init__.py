@@ -1,0 +1,1 @@
+"""Experiments that no tracer needs: matrix shapes, and documents' claims measured again."""

@@ -1,0 +1,1 @@
+"""The claims themselves, a file for each subject. `pytracer.lab.claims.catalog` has their order."""

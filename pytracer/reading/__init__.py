@@ -1,0 +1,1 @@
+"""What can be asked of a trace and of a job."""

@@ -1,0 +1,1 @@
+"""Recording: `trace()`, and programs that are recorded without a change."""
