@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from pytracer.analysis.answers.budgets import Exceeded
-    from pytracer.export import report
     from pytracer.export.chrome import Exported
+    from pytracer.export.report import Named
     from pytracer.reading import Views
 
 _KEYS = ("rank", "host", "part", "step", "category", "module", "op", "line")
@@ -234,14 +234,14 @@ class Job(LoadedTrace):
         """Writes one offline page of the job, with its ranks, or of many those that matter."""
         from pytracer.export import fits_text, report
 
-        named = self.named()
+        named = self.on_page()
         answers = tuple(map(fits_text.text_of, forecasts))
         named[0] = replace(named[0], answers=answers)
         if other is not None:
             named.append(report.Named("the other", other.data))
         return report.write(named, path, source=source, overwrite=overwrite, job=self.comparison)
 
-    def named(self) -> "list[report.Named]":
+    def on_page(self) -> "list[Named]":
         """The ranks on the page: the worst and a typical one first; of few ranks all."""
         from pytracer.export import report
 
