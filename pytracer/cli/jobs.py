@@ -241,7 +241,7 @@ def diff(options: argparse.Namespace) -> tuple[Path, Path]:
 def report(options: argparse.Namespace) -> tuple[Sequence[Any], Any]:
     """The ranks to show on the page, and the comparison of all."""
     found = read(options.file)
-    return found.named(), found.comparison
+    return found.on_page(), found.comparison
 
 
 class Query(Command):

@@ -235,14 +235,14 @@ class Job(LoadedTrace):
         """Writes one offline page of the job, with its ranks, or of many those that matter."""
         from pytracer.export import fits_text, report
 
-        named = self.named()
+        named = self.on_page()
         answers = tuple(map(fits_text.text_of, forecasts))
         named[0] = replace(named[0], answers=answers)
         if other is not None:
             named.append(report.Named("the other", other.data))
         return report.write(named, path, source=source, overwrite=overwrite, job=self.comparison)
 
-    def named(self) -> "list[Named]":
+    def on_page(self) -> "list[Named]":
         """The ranks on the page: the worst and a typical one first; of few ranks all."""
         from pytracer.export import report
 
