@@ -7,6 +7,7 @@ way depends on which thread is faster.
 """
 
 import bdb
+import contextlib
 import cProfile
 import faulthandler
 import os
@@ -311,11 +312,14 @@ class Viztracer(Nothing):
     def start(self) -> None:
         import viztracer
 
+        self.cpus = os.sched_getaffinity(0)
+        run_on({min(self.cpus)})  # it reads the processor's own counter, and each has another
         self.tracer = viztracer.VizTracer(verbose=0, log_torch=False)
         self.tracer.start()
 
     def stop(self) -> None:
         self.tracer.stop()
+        run_on(self.cpus)
         self.tracer.parse()
         self.events = [e for e in self.tracer.data["traceEvents"] if e["ph"] == "X"]
         self.tracer.terminate()
@@ -330,6 +334,13 @@ class Viztracer(Nothing):
                 if event["tid"] == thread
             )
         return sorted(heard)  # threads have other numbers in another run
+
+
+def run_on(cpus: set[int]) -> None:
+    """Has all threads of this process run on these processors."""
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(task.name), cpus)
 
 
 def named_within(spans: Iterator[tuple[float, float, str]]) -> list[str]:
