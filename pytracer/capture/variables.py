@@ -107,11 +107,11 @@ class _Program:
         own classes. All are left out if each tensor was seen.
         """
         objects = gc.get_objects()
+        if all(id(one) in seen for one in C.exactly_of(objects, _kinds_of_tensors())):
+            return
         kinds = [*map(id, map(type, objects))]  # a type's own hash may be the program's
         of_kind = dict(zip(kinds, map(type, objects), strict=True))
         tensors = {k for k, kind in of_kind.items() if issubclass(kind, torch.Tensor)}
-        if all(id(one) in seen for one in _chosen(objects, kinds, tensors)):
-            return
         own = {"__main__", *(name for name, _ in self._own)}
         functions = {k for k, kind in of_kind.items() if issubclass(kind, FunctionType)}
         contexts = {k for k, kind in of_kind.items() if _is_context(kind)}
@@ -191,6 +191,14 @@ def _is_module(value: object) -> bool:
 
 def _is_context(kind: type) -> bool:
     return issubclass(kind, private_torch.python_function)
+
+
+def _kinds_of_tensors() -> tuple[type, ...]:
+    """torch.Tensor and all types that are derived from it."""
+    kinds: list[type] = [torch.Tensor]
+    for kind in kinds:  # which grows
+        kinds += type.__subclasses__(kind)
+    return tuple(dict(zip(map(id, kinds), kinds, strict=True)).values())
 
 
 def _chosen(objects: list[Any], kinds: list[int], chosen: set[int]) -> Iterator[Any]:
