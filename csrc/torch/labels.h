@@ -16,8 +16,8 @@
 
 namespace pytracer::labels {
 
-// Numbers of pytracer/data/schema.py's categories. A label of the category unknown has other news of a
-// block: that an operator read it, or the shape of its tensor.
+// Numbers of pytracer/data/schema.py's categories. A label of the category unknown has other news
+// of a block: that an operator read it, or the shape of its tensor.
 inline constexpr uint8_t kUnknown = 0;
 inline constexpr uint8_t kGradients = 2;
 inline constexpr uint8_t kInputs = 6;
