@@ -743,8 +743,7 @@ def confirmed(tmp_path_factory) -> Path:
     """A few experiments that take no time, run for real."""
     folder = tmp_path_factory.mktemp("confirm")
     arguments = ["confirm", *FAST, "--out", str(folder / "out"), "--device", "cpu"]
-    pages = ["--html", str(folder / "a.html"), "--markdown", str(folder / "a.md")]
-    assert main([*arguments, *pages]) == 0
+    assert main([*arguments, "--markdown", str(folder / "a.md")]) == 0
     return folder
 
 
@@ -780,37 +779,17 @@ def test_traces_are_kept_beside_the_measurements(confirmed: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_pages_have_every_claim_every_trace_and_no_script(confirmed: Path) -> None:
-    page, text = (confirmed / "a.html").read_text(), (confirmed / "a.md").read_text()
+def test_the_page_has_every_claim_and_every_trace(confirmed: Path) -> None:
+    text = (confirmed / "a.md").read_text()
     for name in FAST:
-        assert f'id="{name}"' in page
         assert f"| {name} |" in text
-    for word in ("<script", "javascript:", "http://", "https://"):
-        assert word not in page
     assert "validation.recording" in text
-    assert 'id="validation"' in page
-
-
-@pytest.mark.slow
-def test_trainings_have_a_picture_as_long_as_their_trace_is_there(
-    confirmed: Path, monkeypatch
-) -> None:
-    claims = catalog.chosen(["L3"])
-    there = runner.Plan(confirmed / "out", "cpu", "small")
-    document = report.document(runner.run(claims, catalog.experiments(), there))
-    assert report.pictures(document) == {}  # a validation is none
-    monkeypatch.setattr(report, "_is_a_training", lambda name: True)
-    pictures = report.pictures(document)
-    assert set(pictures) == {"validation.recording", "validation.no_grad"}
-    page = report.html_page(document, pictures)
-    assert page.count('aria-label="memory over time"') == 2
-    assert report.pictures(document | {"folder": str(confirmed / "nowhere")}) == {}
 
 
 @pytest.mark.slow
 def test_a_page_is_not_overwritten_by_mistake(confirmed: Path, capsys) -> None:
     arguments = ["confirm", "F3", "--device", "cpu", "--out", str(confirmed / "out")]
-    assert main([*arguments, "--html", str(confirmed / "a.html")]) == 1
+    assert main([*arguments, "--markdown", str(confirmed / "a.md")]) == 1
     assert "exists" in capsys.readouterr().err
 
 
@@ -850,9 +829,9 @@ def test_where_nothing_is_kept_nothing_is_judged_and_no_folder_made(tmp_path: Pa
 def test_a_page_without_traces_says_nothing_of_their_memory() -> None:
     outcome = runner.Outcome(runner.Plan(Path("out"), "cpu", "small"), [], {})
     document = report.document(outcome)
-    for page in (report.markdown_page(document), report.html_page(document, {})):
-        assert "is unknown" not in page
-        assert "Where the memory was" not in page
+    page = report.markdown_page(document)
+    assert "is unknown" not in page
+    assert "Where the memory was" not in page
 
 
 def test_the_screen_is_80_columns_wide() -> None:

@@ -92,7 +92,9 @@ def test_the_changelog_keeps_to_the_rules_of_contributing(tmp_path: Path) -> Non
 
 def test_the_workflows_wheels_have_a_binary_for_each_tested_torch() -> None:
     """[tool.cibuildwheel] cannot read pytracer/basics/version.py."""
-    folders = SETTINGS["tool"]["cibuildwheel"]["linux"]["environment"]["PYTRACER_TORCHES"].split(":")
+    folders = SETTINGS["tool"]["cibuildwheel"]["linux"]["environment"]["PYTRACER_TORCHES"].split(
+        ":"
+    )
     assert tuple(Path(folder).name for folder in folders) == TESTED_TORCH
 
 

@@ -147,7 +147,7 @@ def test_a_notebooks_picture_cuts_a_long_idle_time_too() -> None:
     b.now += 34_000_000
     for _ in range(5):
         training_step(b, weight)
-    picture = html.picture(b.trace())
+    picture = html.fragment(b.trace())
     assert picture.count(">34.0 ms idle, cut</text>") == 1
     places = re.findall(r'<text x="([\d.]+)"[^>]*>step (\d)</text>', picture)
     assert [number for _, number in places] == list("012345")

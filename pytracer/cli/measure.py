@@ -140,7 +140,7 @@ class Confirm(Command):
 
       pytracer confirm --list             the claims, and what judges each
       pytracer confirm --quick            the scaled-down set, on any CPU
-      pytracer confirm --html claims.html
+      pytracer confirm --markdown claims.md
     """
 
     name = "confirm"

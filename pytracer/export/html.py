@@ -44,11 +44,6 @@ def fragment(trace: Trace, device: str | None = None) -> str:
     )
 
 
-def picture(trace: Trace, device: str | None = None) -> str:
-    """Only the picture: memory over time, by category."""
-    return "\n".join(_picture(series(trace, device=device)))
-
-
 def printable(text: str) -> str:
     """The text without control characters, which a terminal or a page might obey."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)

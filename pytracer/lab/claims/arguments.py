@@ -25,7 +25,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="the scaled-down set, which a CPU always runs"
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write the page")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="the same as Markdown")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the page")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite the page")

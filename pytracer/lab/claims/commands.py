@@ -33,18 +33,14 @@ def run(options: argparse.Namespace, progress: Callable[[str], None]) -> Done:
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise errors.UsageError("--device cuda: there is no CUDA device here")
-    for path in (options.html, options.markdown):
-        if path is not None:
-            refuse_to_overwrite(path, overwrite=options.force)
+    if options.markdown is not None:
+        refuse_to_overwrite(options.markdown, overwrite=options.force)
     scale = "full" if device == "cuda" and not options.quick else "small"
     if options.kept and options.again:
         raise errors.UsageError("--kept measures nothing and --again everything: choose one")
     plan = runner.Plan(options.out, device, scale, options.again, options.kept)
     outcome = runner.run(claims, catalog.experiments(), plan, progress)
     document = report.document(outcome)
-    if options.html is not None:
-        page = report.html_page(document, report.pictures(document))
-        report.write(options.html, page, overwrite=options.force)
     if options.markdown is not None:
         report.write(options.markdown, report.markdown_page(document), overwrite=options.force)
     return Done(document, report.text(document), _exit_code(outcome))

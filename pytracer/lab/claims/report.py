@@ -1,9 +1,8 @@
-"""The verdicts as text for a terminal, as a JSON document, and as a page without scripts.
+"""The verdicts as text for a terminal, as a JSON document, and as a page.
 
-The pages need only the document. The pictures of memory over time also need the traces.
+The page needs only the document. `pytracer report` shows a kept trace over time.
 """
 
-import html
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,11 +11,9 @@ from typing import Any, BinaryIO
 from pytracer.basics.files import write_whole
 from pytracer.basics.units import size_text
 from pytracer.data.schema import CATEGORY_COLORS
-from pytracer.export import html as html_export
 from pytracer.lab.claims import systems
 from pytracer.lab.claims.claim import DEPENDS, MOST_UNKNOWN, SOURCES, VERDICTS, Claim
 from pytracer.lab.claims.runner import Outcome, Row
-from pytracer.reading.views import load
 
 Document = Mapping[str, Any]
 
@@ -232,151 +229,3 @@ def _size(category: str, amount: int) -> str:
 
 def _cell(words: str) -> str:
     return words.replace("|", "\\|").replace("\n", " ")
-
-
-# ---------------------------------------------------------------------- HTML
-
-_STYLE = """
-body{font:15px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
-table{border-collapse:collapse;width:100%}td,th{padding:.2rem .5rem;text-align:left;
-vertical-align:top;border-bottom:1px solid #8884}pre{font-size:12px;overflow:auto}
-.CONFIRMED{color:#2a7d2a}.REFUTED{color:#c33}.DEPENDS{color:#a06a00}.FAILED{color:#c33}
-.SKIPPED{color:#888}.v{font-weight:bold}.small{font-size:13px;opacity:.8}
-@media(prefers-color-scheme:dark){.CONFIRMED{color:#6c6}.DEPENDS{color:#db5}}
-"""
-
-
-def html_page(document: Document, pictures: Mapping[str, str]) -> str:
-    """The page, in light and dark. It has no scripts, and links only to itself."""
-    parts = [
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width">',
-        '<meta name="color-scheme" content="light dark">',
-        f"<title>{_TITLE}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{_TITLE}</h1><p>{_safe(_made_on(document))}</p>",
-        *_claims_html(document),
-        *_memory_html(document, pictures),
-        *_systems_html(document),
-        "<h2>The documents</h2><ul>",
-        *(f"<li>{_safe(name)}: {_safe(title)}</li>" for name, title in SOURCES.items()),
-        "</ul></body></html>",
-    ]
-    return "\n".join(parts) + "\n"
-
-
-def pictures(document: Document) -> dict[str, str]:
-    """A picture of memory over time for each training whose trace is still in the folder."""
-    drawn = {}
-    for name, trace in _traces(document):
-        path = Path(document["folder"]) / trace["file"]
-        if _is_a_training(name) and path.exists():
-            drawn[name] = html_export.picture(load(path).data, trace["device"])
-    return drawn
-
-
-def _claims_html(document: Document) -> Iterator[str]:
-    yield "<table><tr><th></th><th>verdict</th><th>the documents</th><th>here</th></tr>"
-    for row in document["claims"]:
-        here = [f"<div>{_safe(row['measured'])}</div>"] if row["measured"] else []
-        here += [f"<div><b>{_safe(_because(row))}</b></div>"] if row["because"] else []
-        details = [f"Rule: {row['rule']}."]
-        details += [f"The documents' own numbers: {row['arithmetic']}."] * bool(row["arithmetic"])
-        details += [f"Without a GPU: {row['without_gpu']}"] * bool(row["without_gpu"])
-        here += [f'<div class="small">{_safe(line)}</div>' for line in details]
-        links = " ".join(
-            f'<a href="#{_safe(name)}">{_safe(name)}</a>'
-            for name in row["experiments"]
-            if document["experiments"].get(name, {}).get("traces")
-        )
-        here += [f'<div class="small">Memory: {links}</div>'] if links else []
-        said = f"{_safe(row['quote'])} <span class=small>{' '.join(row['sources'])}</span>"
-        verdict = row["verdict"]
-        yield (
-            f'<tr id="{_safe(row["id"])}"><td><b>{_safe(row["id"])}</b></td>'
-            f'<td class="v {verdict}">{verdict}</td><td>{said}</td><td>{"".join(here)}</td></tr>'
-        )
-    yield "</table>"
-
-
-def _memory_html(document: Document, pictures: Mapping[str, str]) -> Iterator[str]:
-    if not any(_traces(document)):
-        return
-    yield f"<h2>Where the memory was</h2><p>{_safe(_memory_text(document))}</p>"
-    yield from _legend(document)
-    for name, trace in _traces(document):
-        yield _trace_html(name, trace, pictures.get(name, ""))
-
-
-def _legend(document: Document) -> Iterator[str]:
-    yield '<p class="small">'
-    for name in _shown_categories(document):
-        yield f'<span style="color:{CATEGORY_COLORS[name]}">&#9632;</span> {name.replace("_", " ")} '
-    yield "</p>"
-
-
-def _trace_html(name: str, trace: Mapping[str, Any], picture: str) -> str:
-    """One trace: its peak as a bar, its picture over time, its categories and its ledger."""
-    experiment_name, _, label = name.partition(".")
-    where = f"in {trace['peak_phase']}" if trace["peak_phase"] else "before the first event"
-    counters = ", ".join(f"{shown} {size_text(trace[key])}" for key, shown in _counters(trace))
-    counters = f"; {counters}" if counters else ""
-    ledger = f"<pre>{_safe(chr(10).join(_ledger_lines(trace)))}</pre>"
-    return (
-        f'<h3 id="{_safe(experiment_name)}">{_safe(experiment_name)}: {_safe(label)}</h3>'
-        f"<div>{size_text(trace['peak_bytes'])} {_safe(where)}; {trace['unknown_share']:.3%} unknown"
-        f"{counters}; <code>{_safe(trace['file'])}</code></div>{_bar(trace)}{picture}"
-        f"<details><summary>by category, and the ledger</summary><table>{_category_rows(trace)}"
-        f"</table>{ledger}</details>"
-    )
-
-
-def _counters(trace: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The device's own counters that this trace has, and the words for them."""
-    for key, shown in (
-        ("allocated_peak", "allocated at most"),
-        ("reserved_peak", "reserved at most"),
-        ("nvml_used", "NVML at the end"),
-    ):
-        if trace.get(key) is not None:
-            yield key, shown
-
-
-def _bar(trace: Mapping[str, Any]) -> str:
-    """The categories at the peak, side by side."""
-    peak = max(trace["peak_bytes"], 1)
-    parts, left = [], 0.0
-    for category, color in CATEGORY_COLORS.items():
-        at_peak = trace["categories"][category]["at_peak"]
-        width = 760 * at_peak / peak
-        if width:
-            parts.append(
-                f'<rect x="{left:.1f}" width="{width:.1f}" height="18" fill="{color}">'
-                f"<title>{_safe(f'{category} {size_text(at_peak)}')}</title></rect>"
-            )
-        left += width
-    return f'<svg viewBox="0 0 760 18" width="100%" role="img">{"".join(parts)}</svg>'
-
-
-def _category_rows(trace: Mapping[str, Any]) -> str:
-    rows = ["<tr><th></th><th>at the peak</th><th>most</th><th>at the end</th></tr>"]
-    for category in CATEGORY_COLORS:
-        row = trace["categories"][category]
-        if row["most"] or category == "unknown":
-            sizes = (row["at_peak"], row["most"], row["at_end"])
-            cells = "".join(f"<td>{size_text(size)}</td>" for size in sizes)
-            rows.append(f"<tr><td>{category}</td>{cells}</tr>")
-    return "".join(rows)
-
-
-def _systems_html(document: Document) -> Iterator[str]:
-    yield "<h2>The systems that the documents name</h2><table>"
-    yield "<tr><th>system</th><th>how</th><th>claims</th><th>here</th></tr>"
-    for each in document["systems"]:
-        links = ", ".join(f'<a href="#{_safe(c)}">{_safe(c)}</a>' for c in each["claims"])
-        name, how, status = (_safe(each[key]) for key in ("name", "how", "status"))
-        yield f"<tr><td>{name}</td><td>{how}</td><td>{links}</td><td>{status}</td></tr>"
-    yield "</table>"
-
-
-def _safe(words: str) -> str:
-    return html.escape(str(words))
