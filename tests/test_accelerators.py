@@ -144,7 +144,7 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("copy")
     for name in ("_build_backend", "csrc", "pytracer/basics/version.py"):
         source, into = ROOT / name, copy / name
-        into.parent.mkdir(exist_ok=True)
+        into.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, into) if source.is_dir() else shutil.copy(source, into)
     (copy / "csrc" / "madeup").mkdir()
     (copy / "csrc" / "madeup" / "madeup_tracker.cpp").write_text(MADE_UP_TRACKER)

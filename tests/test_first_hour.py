@@ -1,6 +1,7 @@
 """What a newcomer types: help, a command without a file, a second run, a narrow terminal."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -240,7 +241,7 @@ def screen(here: Path) -> Callable[[int], list[str]]:
         command = [sys.executable, "-m", "pytracer", "diff", "before.pytrace", "after.pytrace"]
         terminal = Terminal(command, columns=columns, lines=60)
         assert terminal.finish() == 0
-        lines = terminal.written.decode().splitlines()
+        lines = re.sub(r"\x1b\[\d+m|\x1b\[m", "", terminal.written.decode()).splitlines()
         assert [line for line in terminal.text if line] == [line for line in lines if line]
         return lines  # none of them wraps
 

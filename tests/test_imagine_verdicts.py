@@ -87,7 +87,7 @@ def test_the_largest_batch_leaves_room_beside_the_allocator(
         "import sys, torch\ntorch.empty(int(sys.argv[1]) << 30, dtype=torch.uint8, device='cuda')\n"
     )
     assert main(["imagine", "--largest-batch", "--on", "H100", str(script), "{batch}"]) == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "largest batch 77" in said
     assert "1.20 GiB of it beside torch's allocator, not measured on this card" in said
 

@@ -229,7 +229,7 @@ CATEGORIES         int64   bytes   at the peak
 reserved           int64   bytes   from the driver; none on the CPU
 growth_per_step    int64   bytes   after the first step
 steps              int64   -       number of steps
-step_ns            int64   ns      median step
+step_ns            int64   ns      median step; 0 if it is not known, as of an imagined run
 forward_ns         int64   ns      median forward
 part               text    -       of a pipeline
 file               text    -       its trace

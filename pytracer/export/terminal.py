@@ -59,7 +59,13 @@ class Terminal:
 
     def wrap(self, text: str, start: str = "", indent: str = "") -> list[str]:
         """The text in lines that fit: the first begins with `start`, the others with `indent`."""
-        return textwrap.wrap(text, self.width, initial_indent=start, subsequent_indent=indent)
+        return textwrap.wrap(
+            text,
+            self.width,
+            initial_indent=start,
+            subsequent_indent=indent,
+            break_on_hyphens=False,  # so that an option stays in one piece
+        )
 
     def code(self, text: str) -> list[str]:
         """Code to copy: indented where it fits, and never broken."""

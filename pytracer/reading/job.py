@@ -91,7 +91,7 @@ class Job(LoadedTrace):
         rows = []
         for one in self._ranks.digests:
             figures = {name: compare.figure(one, name) for name in ("peak", *CATEGORY_ORDER)}
-            times = {f"{name}_ns": compare.figure(one, name) for name in compare.TIMES}
+            times = {f"{name}_ns": compare.figure(one, name) or 0 for name in compare.TIMES}
             rows.append(
                 {
                     **{name: getattr(one, name) for name in ("rank", "status", "host", "device")},

@@ -65,11 +65,16 @@ _LONG = 2  # ends of steps that a block survives: no input or result of a step d
 
 
 def never_read(now: Situation, rest: Mask) -> Iterator[Finding]:
-    """What stays from step to step in a variable that is not read again, such as a loaded checkpoint."""
+    """What stays from the first step to the end in a variable that is not read again.
+
+    A loaded checkpoint is such. What a later step leaves for a few others may be a rollout's.
+    """
     block, row, ticks = label_events(now.trace, "spare")
     alloc, ends = allocations(now.trace), timelines.timeline(now.trace).step_ends
-    freed = phases.moments(now.trace).freed_ticks[block]
+    moments = phases.moments(now.trace)
+    made, freed = moments.made_ticks[block], moments.freed_ticks[block]
     stays = (np.searchsorted(ends, freed) - np.searchsorted(ends, ticks)) >= _LONG
+    stays &= (np.searchsorted(ends, made) == 0) & (freed == NEVER)
     stays &= now.alive[block] & rest[block] & ~np.isin(alloc.category[block], _NEEDED)
     block, row, ticks = block[stays], row[stays], ticks[stays]
     texts, names = now.trace.strings, sanitized.labels(now.trace).name[row]

@@ -13,11 +13,11 @@ from pytracer.data.schema import SCOPE_RECOMPUTE, U32
 
 # Files of torch's or of ours. They act for the line that called them.
 _LIBRARY = re.compile(
-    r"(^|/)(site-packages|dist-packages)/(torch|pytracer(?!/demo\.py))/"
+    r"(^|/)(site-packages|dist-packages)/(torch|pytracer(?!/(cli/)?demo\.py))/"
     r"|(^|/)torch/(_\w+|ao|autograd|cuda|distributed|fx|func|nn|optim|profiler|utils)/"
     r"|(^|/)torch/(_\w+|functional|hub|overrides|random|serialization|storage)\.py$"
-    r"|(^|/)pytracer/(capture|cli|integrations|claims|cost|gemm|imagined)/"
-    r"|(^|/)pytracer/(api|__main__|offload|runner|traced_program|trial|verify)\.py$|(^|/)bin/pytracer$"
+    r"|(^|/)pytracer/(basics|capture|cli(?!/demo\.py)|cost|imagined|integrations|lab|reading|recording)/"
+    r"|(^|/)pytracer/__main__\.py$|(^|/)bin/pytracer$"
     r"|^<frozen |(^|/)(contextlib|functools|runpy)\.py$"
     r"|^(\?\?)?$|\.(c|cc|cpp|cu|cuh|h|hpp|pyx|S)$"  # the C++ frames of another tool's recording
 )
