@@ -307,7 +307,10 @@ class LineProfiler(Nothing):
 
 
 class Viztracer(Nothing):
+    """It loses events in a process that has run many other tests, with and without a trace."""
+
     needs = "viztracer"
+    marks = (pytest.mark.nightly,)
 
     def start(self) -> None:
         import viztracer
