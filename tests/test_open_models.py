@@ -32,6 +32,7 @@ def pairs() -> list[Any]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # a model that returns a view
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize(("name", "way"), pairs())
 def test_a_rank_holds_what_the_shapes_of_its_parameters_say(
