@@ -76,6 +76,10 @@ def layer_of(path: Path) -> str:
     return room(path.relative_to(PACKAGE).parts)
 
 
+def layers_of_imports(path: Path) -> set[str]:
+    return {room(name.split(".")[1:]) for name in imports_of(path) if name.startswith("pytracer.")}
+
+
 def imports_of(path: Path) -> set[str]:
     """Every dotted name a module imports, including those imported inside functions."""
     return names_imported(ast.parse(path.read_text()))
@@ -105,10 +109,7 @@ def lines_with(pattern: str, folder: str) -> list[str]:
 
 @each_module
 def test_each_layer_imports_only_what_it_may(path: Path) -> None:
-    own = layer_of(path)
-    layers = {
-        room(name.split(".")[1:]) for name in imports_of(path) if name.startswith("pytracer.")
-    }
+    own, layers = layer_of(path), layers_of_imports(path)
     if path.parent == PACKAGE / "analysis":
         assert not layers, "analysis is rooms, and nothing stands between them"
         return
@@ -133,12 +134,7 @@ def test_no_file_imports_by_a_detour_one_that_imports_it() -> None:
 
 def test_the_house_stays_small() -> None:
     """Rooms and arrows that are there, whatever would be allowed."""
-    arrows = {
-        (layer_of(path), room(name.split(".")[1:]))
-        for path in modules
-        for name in imports_of(path)
-        if name.startswith("pytracer.")
-    }
+    arrows = {(layer_of(path), other) for path in modules for other in layers_of_imports(path)}
     arrows = {(own, other) for own, other in arrows if own != other and other in MAY_IMPORT}
     assert len({layer_of(path) for path in modules} - {"analysis"}) <= MOST_ROOMS
     assert len(arrows) <= MOST_ARROWS

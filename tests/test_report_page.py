@@ -531,7 +531,7 @@ def test_a_search_without_bars_says_so_and_how_it_ends(recorded: Shown, where: s
 
 
 def test_a_word_is_whole_and_the_page_says_what_it_found(recorded: Shown) -> None:
-    """`op:mm` is aten::mm, not aten::addmm or _log_softmax; what is found is Python's sum."""
+    """`op:mm` finds aten::mm, but neither aten::addmm nor _log_softmax. Python finds the same bytes."""
     recorded.show("modules")
     rows = load(RECORDED).by("op")["bytes"]
     ops = {str(name): int(size) for name, size in rows.items() if name == name}

@@ -192,11 +192,16 @@ class Seen(nn.Module):
 
 def watched(seen: Seen, *, mended: bool) -> trace:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), seen, nn.Linear(WIDTH, WIDTH))
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
     seen._mended = mended
     del seen
+    return trained(model)
+
+
+def trained(model: nn.Module, steps: int = STEPS) -> trace:
+    """The model in training by squares."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
     with trace(model, optimizer, stacks=True, devices="cpu", table=False) as t:
-        for _ in range(STEPS):
+        for _ in range(steps):
             model(torch.randn(ROWS, WIDTH)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()

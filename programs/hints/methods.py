@@ -28,6 +28,13 @@ def mlp(*widths: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
+def a_classifier() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    """A model of ten classes, and what trains it."""
+    torch.manual_seed(0)
+    model = mlp(WIDTH, 256, 10)
+    return model, torch.optim.SGD(model.parameters(), 0.1)
+
+
 def run(step: Callable[[], object], *targets: Any, steps: int = 6) -> trace:
     """So many steps under a trace."""
     with trace(*targets, stacks=True, devices="cpu", table=False) as t:
@@ -385,9 +392,7 @@ def domains_with_a_reversed_gradient(_: Path) -> trace:
 
 @healthy
 def labels_that_the_model_makes(_: Path) -> trace:
-    torch.manual_seed(0)
-    model = mlp(WIDTH, 256, 10)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer = a_classifier()
 
     def step() -> None:
         x = torch.randn(ROWS, WIDTH)
@@ -403,9 +408,7 @@ def labels_that_the_model_makes(_: Path) -> trace:
 
 @healthy
 def adversarial_examples(_: Path) -> trace:
-    torch.manual_seed(0)
-    model = mlp(WIDTH, 256, 10)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer = a_classifier()
 
     def step() -> None:
         x, y = torch.randn(ROWS, WIDTH), torch.randint(10, (ROWS,))
@@ -422,9 +425,7 @@ def adversarial_examples(_: Path) -> trace:
 @healthy
 def two_steps_toward_flat_minima(_: Path) -> trace:
     """Sharpness-aware: a second forward and backward at a point nearby."""
-    torch.manual_seed(0)
-    model = mlp(WIDTH, 256, 10)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer = a_classifier()
 
     def step() -> None:
         x, y = torch.randn(ROWS, WIDTH), torch.randint(10, (ROWS,))
@@ -446,9 +447,7 @@ def two_steps_toward_flat_minima(_: Path) -> trace:
 
 @healthy
 def gradients_of_tasks_that_are_projected(_: Path) -> trace:
-    torch.manual_seed(0)
-    model = mlp(WIDTH, 256, 10)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer = a_classifier()
     weights = list(model.parameters())
 
     def step() -> None:

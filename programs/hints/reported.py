@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from programs.hints.leaks import SICK, STEPS, train
+from programs.hints.leaks import SICK, STEPS, train, trained
 from programs.hints.sick import ROWS, WIDTH, Sick, Work
 from pytracer import trace
 
@@ -36,17 +36,6 @@ def reported(kind: str, *words: str) -> Callable[[_Run], _Run]:
         return run
 
     return add
-
-
-def trained(model: nn.Module, steps: int = STEPS) -> trace:
-    """The model in training by squares."""
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    with trace(model, optimizer, stacks=True, devices="cpu", table=False) as t:
-        for _ in range(steps):
-            model(torch.randn(ROWS, WIDTH)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return t
 
 
 # -------------------------------------------------------------------------- what a library is told

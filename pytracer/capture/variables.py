@@ -106,12 +106,12 @@ class _Program:
         They are functions with a closure, what a Function's ctx has, and instances of the program's
         own classes. All are left out if each tensor was seen.
         """
-        objects = gc.get_objects()
-        if all(id(one) in seen for one in C.exactly_of(objects, _kinds_of_tensors())):
+        objects, of_tensors = gc.get_objects(), _kinds_of_tensors()
+        if all(id(one) in seen for one in C.exactly_of(objects, of_tensors)):
             return
         kinds = [*map(id, map(type, objects))]  # a type's own hash may be the program's
         of_kind = dict(zip(kinds, map(type, objects), strict=True))
-        tensors = {k for k, kind in of_kind.items() if issubclass(kind, torch.Tensor)}
+        tensors = {*map(id, of_tensors)}
         own = {"__main__", *(name for name, _ in self._own)}
         functions = {k for k, kind in of_kind.items() if issubclass(kind, FunctionType)}
         contexts = {k for k, kind in of_kind.items() if _is_context(kind)}

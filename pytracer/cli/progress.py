@@ -23,7 +23,6 @@ class _Line:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._doing: list[tuple[str, float]] = []  # the last is what is done now
-        self._began = 0.0
         self._over = threading.Event()
         self._is_drawn = False
 

@@ -30,7 +30,7 @@ from pytracer.data.model_names import module_text
 from pytracer.data.recorded import Trace
 from pytracer.data.schema import ALWAYS_SHOWN, CATEGORY_ORDER, DEVICE_TYPES
 from pytracer.export.table import category_color
-from pytracer.export.terminal import Paint, cut_in_front
+from pytracer.export.terminal import BOLD, DIM, Paint, cut_in_front
 
 _PIECE = 1 << 15  # bytes of the file, between two looks at the keyboard
 _REST = 100  # the rules run at most one part in that many of the time
@@ -39,7 +39,6 @@ _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_BARS = "_.-=+*%#"
 _MARGIN = 9
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_BOLD, _DIM = "\x1b[1m", "\x1b[2m"
 
 
 class Step(NamedTuple):
@@ -272,7 +271,7 @@ def screen(
     body += _listed("devices", list(users), width)
     body += _others(live, width)
     foot = [cut(f"program  {_CONTROL.sub(' ', program)}", width)] if program else []
-    foot.append(paint(cut("q leaves; the training goes on", width), _DIM))
+    foot.append(paint(cut("q leaves; the training goes on", width), DIM))
     room = max(height - len(foot), 0)
     return [*body[:room], *[""] * (room - len(body)), *foot][:height]
 
@@ -294,7 +293,7 @@ def _head(live: Following, paint: Paint, width: int) -> Iterator[str]:
     parts = [live.path.name, doing, f"step {live.state['step']:,}"]
     if live.elapsed_ns:
         parts.append(time_text(live.elapsed_ns))
-    yield paint(cut("   ".join(parts), width), _BOLD)
+    yield paint(cut("   ".join(parts), width), BOLD)
     device = live.main
     if device is None:
         yield cut("nothing was allocated yet", width)

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,19 +232,18 @@ def _sharded(model: Any, order: Order) -> Any:
         options["mp_policy"] = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32
         )
-    layers = set(getattr(model, "_no_split_modules", None) or ())
-    for module in reversed(list(model.modules())):
-        if type(module).__name__ in layers and not _shares_weights(module, model):
-            fully_shard(module, **options)
+    names, holders = set(getattr(model, "_no_split_modules", None) or ()), _holders(model)
+    layers = [each for each in model.modules() if type(each).__name__ in names]
+    alone = [each for each in layers if _holders(each).items() <= holders.items()]
+    for layer in reversed(alone):
+        fully_shard(layer, **options)
     return fully_shard(model, **options)
 
 
-def _shares_weights(module: Any, model: Any) -> bool:
-    """Whether a module outside of this one has one of its parameters, too."""
-    inside = set(module.modules())
-    own = {id(one) for one in module.parameters()}
-    others = (each for each in model.modules() if each not in inside)
-    return any(id(one) in own for each in others for one in each.parameters(recurse=False))
+def _holders(model: Any) -> Counter[int]:
+    """How many of its modules hold each parameter, by the parameter's identity."""
+    own = (each.parameters(recurse=False) for each in model.modules())
+    return Counter(id(one) for parameters in own for one in parameters)
 
 
 def _optimizer(name: str, model: Any) -> Any:
@@ -264,10 +264,7 @@ def _optimizer(name: str, model: Any) -> Any:
 
 def _groups(trained: list[Any]) -> list[Any]:
     """Parameters for an optimizer: split ones apart, because no call may have both kinds."""
-    split = [one for one in trained if hasattr(one, "placements")]
-    if len(split) in (0, len(trained)):
-        return trained
-    return [
-        {"params": split},
-        {"params": [one for one in trained if not hasattr(one, "placements")]},
-    ]
+    kinds: dict[bool, list[Any]] = {True: [], False: []}
+    for one in trained:
+        kinds[hasattr(one, "placements")].append(one)
+    return [{"params": each} for each in kinds.values()] if all(kinds.values()) else trained
