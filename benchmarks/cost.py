@@ -806,8 +806,9 @@ class Report:
             self.document["failed"].append({"part": part, "name": name, "error": repr(error)[:500]})
         else:
             result["seconds"] = round(time.monotonic() - began, 2)
-            self.document.setdefault(part, []).append({"id": name, **result})
-            print(line_of(part, result), flush=True)
+            row = {"id": name, **result}
+            self.document.setdefault(part, []).append(row)
+            print(line_of(part, row), flush=True)
         forget(self.device)
         self.write()
 
@@ -827,9 +828,8 @@ def line_of(part: str, result: dict[str, Any]) -> str:
         return "" if value is None else format(value, form)
 
     if part == "shapes":
-        first = ", first layer" if result["first_layer"] else ""
         return (
-            f"{result['shape'] + first:<64}FLOPs {number(result.get('flop_ratio')):>5}  "
+            f"{result['id']:<64}FLOPs {number(result.get('flop_ratio')):>5}  "
             f"time {number(result.get('time_ratio')):>5}  {result.get('verdict', ''):<10}"
             f"{result.get('cause', '')}{alone_text(result)}"
         )
