@@ -144,10 +144,10 @@ export const wordOf = (rows: Level[]) => {
   return last.name === ITSELF ? rows[rows.length - 2].word : last.word;
 };
 
-const numberIn = (part: string) => Number(part.replace(/\D/g, ""));
+const numberOf = (part: string) => Number(part.replace(/\D/g, ""));
 
 function numbersText(parts: string[]): string {
-  const numbers = parts.map(numberIn).sort((a, b) => a - b);
+  const numbers = parts.map(numberOf).sort((a, b) => a - b);
   const [first, last] = [numbers[0], numbers[numbers.length - 1]];
   const whole = last - first + 1 === numbers.length;
   const text = whole
@@ -159,6 +159,6 @@ function numbersText(parts: string[]): string {
 }
 
 function numbersPattern(own: string[], all: string[]): string {
-  const inside = own.length === all.length ? "*" : `{${own.map(numberIn).join(",")}}`;
+  const inside = own.length === all.length ? "*" : `{${own.map(numberOf).join(",")}}`;
   return own[0].startsWith("[") ? `[${inside}]` : inside;
 }

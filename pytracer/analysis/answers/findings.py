@@ -196,7 +196,7 @@ def _until_made_again(now: Situation) -> tuple[NDArray[np.intp], U64, U64]:
     made, freed = moments.made_ticks[block], moments.freed_ticks[block]
     own = np.maximum(np.searchsorted(passes, made) - 1, 0)
     after = np.searchsorted(nodes, made) - first[own]
-    rows, begins, untils = (
+    rows, begins, ends_there = (
         [np.zeros(0, np.intp)],
         [np.zeros(0, np.uint64)],
         [np.zeros(0, np.uint64)],
@@ -209,8 +209,8 @@ def _until_made_again(now: Situation) -> tuple[NDArray[np.intp], U64, U64]:
             there = (made < begin) & (freed > until)
             rows.append(block[there])
             begins.append(np.full(int(there.sum()), begin))
-            untils.append(until[there])
-    return np.concatenate(rows), np.concatenate(begins), np.concatenate(untils)
+            ends_there.append(until[there])
+    return np.concatenate(rows), np.concatenate(begins), np.concatenate(ends_there)
 
 
 def _ends_of_steps(trace: Trace) -> U64:
