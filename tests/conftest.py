@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import distributed
 
+from pytracer.capture import variables
 from tests.tiers import TIER
 
 # Hundreds of processes import pytracer and these tests. Each would compile them again, where the
@@ -51,6 +52,16 @@ def _heap() -> None:
     """Collections within tests skip what is there already: the libraries, a second's worth of them."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _others(request: pytest.FixtureRequest) -> Iterator[None]:
+    """To a trace, all other test files are a library: to search their variables takes half a second."""
+    names = [name for name in sys.modules if name.rpartition(".")[2].startswith("test_")]
+    files = {str(sys.modules[name].__file__) for name in names} - {str(request.path)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(variables, "INSTALLED", (*variables.INSTALLED, *files))
+        yield
 
 
 @pytest.fixture(autouse=True)
