@@ -46,7 +46,7 @@ def test_a_killed_recordings_finished_steps_are_those_of_one_that_was_not_killed
     tmp_path: Path,
 ) -> None:
     """Killed at random instants, and each file cut at 5 places where a kill may have cut it."""
-    count = by_tier(5, 20, 20)  # tools/kills.py: 200
+    count = by_tier(5, 10, 20)  # tools/kills.py: 200
     rng = random.Random(0)
     longest, steps = by_tier(400, 800, 800) / 1000, by_tier(800, 1500, 1500)
     delays = [rng.uniform(0.0, longest) for _ in range(count)]
@@ -60,7 +60,7 @@ def test_a_killed_recordings_finished_steps_are_those_of_one_that_was_not_killed
 @pytest.mark.slow
 def test_a_damaged_file_is_refused_or_says_so_or_has_the_same_totals(tmp_path: Path) -> None:
     """Of every kind, through every view, command and export."""
-    count = by_tier(50, 150, 600)  # tools/mutations.py: 10,000
+    count = by_tier(50, 80, 600)  # tools/mutations.py: 10,000
     report = mutations.run(tmp_path, first=0, count=count, processes=2)
     assert report.problems == []
     assert report.tried == count

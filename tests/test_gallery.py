@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import pytracer
+from tests.tiers import first_of
 from tools import gallery_page
 from tools.gallery_page import CASES, PAGE, Solved
 
@@ -22,7 +23,7 @@ LEAST_WON = {  # bytes, on any torch
 pytestmark = pytest.mark.ci
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=first_of(CASES, 2, later=pytest.mark.nightly))
 def solved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Solved:
     return gallery_page.solve(CASES[request.param], tmp_path_factory.mktemp(request.param))
 

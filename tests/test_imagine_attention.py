@@ -29,7 +29,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("start", first_of(range(8), 1))
+@pytest.mark.parametrize("start", first_of(range(8), 1, later=pytest.mark.nightly))
 def test_each_measured_row_is_held(start: int) -> None:
     """What is kept and the peaks of forward and backward are equal, or inside of the interval."""
     names = list(ROWS)[start::8]

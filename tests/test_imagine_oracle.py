@@ -34,11 +34,12 @@ _FIRST = ("gpt2-fp32-adamw", "unet-fp32-adamw", "t5-checkpoint-adamw", "vit-dist
 
 
 def followed() -> list[Any]:
-    """A few in each run of the tests, two thirds in CI, all at night."""
+    """A few in each run of the tests, a third in CI, all at night."""
     names = [name for name in CASES if not any(word in name for word in _ELSEWHERE)]
     later = [name for name in names if name not in _FIRST]
-    known = first_of([*_FIRST, *later[::3]], len(_FIRST), later=pytest.mark.nightly)
-    return known + first_of([name for at, name in enumerate(later) if at % 3], 0)
+    night = [name for at, name in enumerate(later) if at % 3]
+    known = first_of([*_FIRST, *night], len(_FIRST), later=pytest.mark.nightly)
+    return known + first_of(later[::3], 0)
 
 
 @pytest.fixture(autouse=True)

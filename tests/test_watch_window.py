@@ -116,7 +116,7 @@ def test_a_training_is_shown_as_its_file_is(name: str, mode: str) -> None:
 
 # Without operators, a block that a double backward makes is judged by the steps that were left out.
 @settings(
-    max_examples=by_tier(15, 100, 1000),
+    max_examples=by_tier(15, 40, 1000),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -34,16 +34,20 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance.md"
 
 
 def everywhere() -> Iterator[Any]:
-    for name in PROGRAMS:
-        if name not in ON_A_GPU:
-            yield pytest.param(name, "cpu", id=f"{name}-cpu")
-        if name not in ON_THE_CPU:
-            yield pytest.param(name, "cuda", id=f"{name}-cuda", marks=pytest.mark.cuda)
+    """Each program on the CPU in its first mode and in one other, and at night in all of them."""
+    for at, name in enumerate(PROGRAMS):
+        for number, mode in enumerate(MODES):
+            night = [pytest.mark.nightly] if number and (number + at) % (len(MODES) - 1) else []
+            if name not in ON_A_GPU:
+                yield pytest.param(name, "cpu", mode, id=f"{name}-cpu-{mode}", marks=night)
+            if name not in ON_THE_CPU:
+                yield pytest.param(
+                    name, "cuda", mode, id=f"{name}-cuda-{mode}", marks=pytest.mark.cuda
+                )
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of what these programs use
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("name", "device"), list(everywhere()))
+@pytest.mark.parametrize(("name", "device", "mode"), list(everywhere()))
 def test_tensors_are_what_the_program_says_they_are(name: str, mode: str, device: str) -> None:
     """Nothing is unknown, and at every event the categories sum to what is allocated."""
     says = run(name, mode, device)

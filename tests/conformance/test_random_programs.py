@@ -424,7 +424,7 @@ def drawn(examples: int) -> Any:
     return settings(max_examples=examples, deadline=None, suppress_health_check=slow)
 
 
-@drawn(by_tier(20, 100, 2000))
+@drawn(by_tier(20, 40, 2000))
 @given(plan=plans, mode=st.sampled_from(list(MODES)))
 def test_any_programs_tensors_are_what_python_says_they_are(plan: Plan, mode: str) -> None:
     hold(plan, mode, "cpu")
@@ -444,7 +444,7 @@ def words(plan: Plan, mode: str) -> list[tuple[int, str, str]]:
     ]
 
 
-@drawn(by_tier(10, 40, 1000))
+@drawn(by_tier(10, 20, 1000))
 @given(plan=plans, mode=st.sampled_from(list(MODES)))
 def test_a_longer_trace_says_the_same_of_its_first_steps(plan: Plan, mode: str) -> None:
     short, long = words(plan, mode), words(replace(plan, steps=2 * plan.steps), mode)
@@ -454,7 +454,7 @@ def test_a_longer_trace_says_the_same_of_its_first_steps(plan: Plan, mode: str) 
 
 
 @pytest.mark.cuda
-@drawn(by_tier(20, 100, 500))
+@drawn(by_tier(20, 40, 500))
 @given(plan=plans, mode=st.sampled_from(list(MODES)))
 def test_any_programs_tensors_are_what_python_says_they_are_on_a_gpu(plan: Plan, mode: str) -> None:
     hold(plan, mode, "cuda")
