@@ -17,7 +17,7 @@ from pytracer.analysis.answers.keepers import keeper_of, kinds
 from pytracer.analysis.answers.situation import Finding, Situation
 from pytracer.analysis.facts import grouping, phases, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.scopes import NEVER
+from pytracer.analysis.facts.scopes import BACKWARD, NEVER
 from pytracer.basics.names import called_layer, is_nameless, layers_alike, numbers_text, short_line
 from pytracer.basics.units import size_text
 from pytracer.data import health, meta
@@ -361,13 +361,30 @@ def _buckets(now: _Situation) -> Iterator[Hint]:
     bucket = (alloc.role == ROLE["bucket"]) & (alloc.category == CATEGORY["communication"])
     amount = int(alloc.requested_bytes[bucket & now.at_peak].sum())
     if meta.of(now.trace).ddp_buckets and 0 < amount <= now.peak.by_category["gradients"]:
+        copied = _copied_into_buckets(now.trace)
         yield Hint(
             f"DistributedDataParallel keeps {size_text(amount)} of buckets beside the gradients: "
             f"{advised(now.trace, 'views')} keeps the gradients in them.",
-            _without(now, bucket),
+            now.peak.bytes - peak_after(now.trace, now.peak.device, [copied]),
             FREE,
-            Edit(bucket),
+            copied,
         )
+
+
+def _copied_into_buckets(trace: Trace) -> Edit:
+    """Gradients end when the next but one is made, or with their backward: a bucket has them then."""
+    tree, made = scopes.tree(trace), phases.moments(trace).made_ticks
+    which = allocations(trace).category == CATEGORY["gradients"]
+    rows = np.flatnonzero(which)
+    rows = rows[np.argsort(made[rows], kind="stable")]
+    passes = np.flatnonzero(tree.kind == BACKWARD)
+    passes = passes[np.argsort(tree.begin[passes])]
+    own = np.searchsorted(tree.begin[passes], made[rows], side="right") - 1
+    until = np.append(tree.end[passes], NEVER)[own]  # the last: of what was made before all passes
+    next_but_one = np.append(made[rows][2:], [NEVER, NEVER][: len(rows)])
+    end = np.full(len(which), NEVER, np.uint64)
+    end[rows] = np.minimum(until, next_but_one)
+    return Edit(which, end=end)
 
 
 def _gradients_that_stay(now: _Situation) -> Iterator[Hint]:
