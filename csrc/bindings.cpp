@@ -82,6 +82,22 @@ py::object call_quietly(const py::function& function, const py::args& arguments)
   return result != nullptr ? py::reinterpret_steal<py::object>(result) : py::none();
 }
 
+// Calls the function while Python's garbage collector is off. An exception at any line of it finds
+// the collector as it was.
+py::object without_collector(const py::function& function) {
+  struct Off {
+    const bool was_on = PyGC_Disable() != 0;
+
+    ~Off() {
+      if (was_on) {
+        PyGC_Enable();
+      }
+    }
+  } off;
+
+  return function();
+}
+
 py::object locals_of(const py::object& frame) {
   if (!PyFrame_Check(frame.ptr())) {
     throw py::type_error("expected a frame");
@@ -473,6 +489,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("listen_to_operators",
         [](bool on) { on ? ops::install(ops::Detail::kOp) : ops::uninstall(); });
   m.def("quietly", &call_quietly);
+  m.def("without_collector", &without_collector);
   m.def("forbid_quiet_passes", &ops::forbid_quiet_passes);
   m.def("leave_out_inner_operators", &reads::leave_out_inner_operators);
   m.def("private_torch", [] {

@@ -45,16 +45,17 @@ _NOTEBOOKS = tuple(f"{os.sep}{name}{os.sep}" for name in ("IPython", "ipykernel"
 
 def variables_of(frame: FrameType | None) -> dict[str, Any]:
     """Returns the program's variables that hold tensors, and how the search for them ended."""
-    collects = gc.isenabled()
-    gc.disable()  # what the search makes would hasten the end of the program's cycles
+    # What the search makes would hasten the end of the program's cycles.
+    return C.without_collector(lambda: _found_from(frame))
+
+
+def _found_from(frame: FrameType | None) -> dict[str, Any]:
     search = _Search(_Program(frame))
     try:
         search.run()
         return {"variables": search.rows(), "search_cut": search.cut}
     finally:
         search.let_go()
-        if collects:
-            gc.enable()
 
 
 # ---------------------------------------------------------------- where the search begins

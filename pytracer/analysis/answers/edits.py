@@ -17,7 +17,9 @@ class Edit:
     """What a change of the program does to some of its blocks."""
 
     which: Mask
-    share: float = 0.0  # of their bytes that is left; 0: they are not made
+    share: float | NDArray[np.float64] = (
+        0.0  # of their bytes, or of each one's, that is left; 0: they are not made
+    )
     end: U64 | None = None  # ticks: they end no later, and keep their size
     # When blocks do not exist: each one's row, and the ticks from which and until which it is gone.
     gone: tuple[NDArray[np.intp], U64, U64] | None = None
@@ -59,7 +61,8 @@ def _levels_after(trace: Trace, device: str, edits: Iterable[Edit]) -> I64:
             np.add.at(gone, begin + 1, -lost)
             np.add.at(gone, until + 1, lost)
         elif edit.end is None:
-            left = np.round(smaller * edit.share).astype(np.int64)
+            share = edit.share if isinstance(edit.share, float) else edit.share[rows]
+            left = np.round(smaller * share).astype(np.int64)
             smaller = np.where(which, left, smaller)
         else:
             earlier = np.searchsorted(trace.events.ticks, edit.end[rows])

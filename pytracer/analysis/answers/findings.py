@@ -26,7 +26,7 @@ from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import BACKWARD, NEVER, NODE
 from pytracer.basics.names import short_line
 from pytracer.basics.units import size_text
-from pytracer.data import health, meta
+from pytracer.data import health, meta, sanitized
 from pytracer.data.recorded import Trace, once_per_trace
 from pytracer.data.schema import CATEGORY, OWNED, ROLE, U64, Mask
 
@@ -249,17 +249,27 @@ def twins(now: Situation) -> Iterator[Finding]:
 
     That is how autocast works and no mistake, but a way to save if memory is short.
     """
-    alloc = allocations(now.trace)
-    which = now.of_category("weights") & (alloc.role == ROLE["autocast_copy"])
+    copies = allocations(now.trace).role == ROLE["autocast_copy"]
+    which = now.of_category("weights") & copies
     if which.any():
         amount = size_text(now.bytes(which))
         row = now.finding(
             "twins",
             which,
             f"{amount} are 16-bit copies of float32 weights",
-            "model.to(torch.bfloat16), where the optimizer allows it, keeps one of the two",
+            "model.to(torch.bfloat16) needs none, and halves weights, gradients and their state",
         )
-        yield replace(row, edit=Edit(alloc.role == ROLE["autocast_copy"]))
+        half = _in_32_bits(now.trace) & ~copies
+        yield replace(row, edit=Edit(half | copies, share=np.where(half, 0.5, 0.0)))
+
+
+def _in_32_bits(trace: Trace) -> Mask:
+    """Weights, optimizer state in float32, and gradients: those that have no label are the weights'."""
+    alloc, labels = allocations(trace), sanitized.labels(trace)
+    kinds = [CATEGORY[name] for name in ("weights", "gradients", "optimizer_state")]
+    is_float = np.array([name == "float32" for name in trace.strings])[labels.dtype[alloc.label]]
+    unlabelled = (alloc.label == 0) & (alloc.category == CATEGORY["gradients"])
+    return np.isin(alloc.category, kinds) & (is_float | unlabelled)
 
 
 def cache(now: Situation) -> Iterator[Finding]:

@@ -56,6 +56,9 @@ _OF_CYCLES = (
     (" of ", "use x.detach() in a hook of x, and not x: not even gc.collect() ends such a cycle"),
     ("", "let nothing in `{}` lead back to it, or call gc.collect(): only a cycle keeps it"),
 )
+_HISTORY = re.compile(
+    r"\.state -> defaultdict\[Parameter\] -> dict\['(\w+)'\] -> (?:list|deque|tuple)\b"
+)
 _OWN_WEIGHTS = re.compile(r"^[^>]+ -> parameter$")  # of a model, and not of models in a list
 _NUMBERED = re.compile(r"\w\*")
 _LATE = 3  # the first steps make what stays: a leak that begins then began with the program
@@ -157,9 +160,16 @@ def _leaks(now: Situation, turns: "_Turns") -> Iterator[_Leak]:
 
 
 def _states_again(now: Situation) -> Mask:
-    """States of parameters that have such a state already: of another optimizer."""
+    """States of parameters that have such a state already: of another optimizer.
+
+    Several in a list are the history that one optimizer keeps, as torch's LBFGS does.
+    """
     alloc, labels = allocations(now.trace), sanitized.labels(now.trace)
-    rows = np.flatnonzero(alloc.category == CATEGORY["optimizer_state"])
+    paths = (_HISTORY.search(one.path) for one in meta.of(now.trace).variables)
+    histories = {found[1] for found in paths if found}
+    listed = np.array([name in histories for name in now.trace.strings])
+    is_state = alloc.category == CATEGORY["optimizer_state"]
+    rows = np.flatnonzero(is_state & ~listed[labels.role[alloc.label]])
     rows = rows[np.argsort(alloc.start[rows], kind="stable")]
     again, known = np.zeros(len(alloc), np.bool_), dict[tuple[int, int], int]()
     for row, name in zip(rows.tolist(), labels.name[alloc.label[rows]].tolist(), strict=True):

@@ -20,7 +20,7 @@ from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import BACKWARD, NEVER
 from pytracer.basics.names import called_layer, is_nameless, layers_alike, numbers_text, short_line
 from pytracer.basics.units import size_text
-from pytracer.data import health, meta
+from pytracer.data import health, meta, sanitized
 from pytracer.data.recorded import Trace, once_per_trace
 from pytracer.data.schema import CATEGORY, PHASE, ROLE, Mask
 
@@ -414,7 +414,8 @@ def _gradients_that_stay(now: _Situation) -> Iterator[Hint]:
 def _twins(now: _Situation) -> Iterator[Hint]:
     """Autocast's copies of weights."""
     for one in _as_hints(findings.twins(now.moment), TRADE):
-        yield replace(one, numbers=OTHER_NUMBERS)
+        price = "updates smaller than bfloat16's rounding are lost"
+        yield replace(one, numbers=OTHER_NUMBERS, price=price)
 
 
 def _activations(now: _Situation) -> Iterator[Hint]:
@@ -434,14 +435,24 @@ def _activations(now: _Situation) -> Iterator[Hint]:
             modules=most.names,
         )
     elif amount:
-        batch, bits = advised(now.trace, "batch"), advised(now.trace, "16 bits")
-        ways = f"{batch} or {bits}"
+        ways = [advised(now.trace, "batch")]
+        if not _has_16_bits(now.trace):
+            ways.append(advised(now.trace, "16 bits"))
         if not _recomputed_layers(now.trace):
-            ways = f"{batch}, {bits} or {advised(now.trace, 'checkpoint').removesuffix(' on them')}"
-        text = f"Activations are {size_text(amount)}: {ways} shrink them."
+            ways.append(advised(now.trace, "checkpoint").removesuffix(" on them"))
+        words = " or ".join(filter(None, [", ".join(ways[:-1]), ways[-1]]))
+        text = f"Activations are {size_text(amount)}: {words} makes them smaller."
         yield Hint(
             text, amount // 2, TRADE, price="of the one that is chosen", numbers=OTHER_NUMBERS
         )
+
+
+def _has_16_bits(trace: Trace) -> bool:
+    """Whether autocast made copies, or parameters are in 16 bits themselves."""
+    labels = sanitized.labels(trace)
+    dtypes = {trace.strings[row] for row in labels.dtype[labels.category == CATEGORY["weights"]]}
+    copies = allocations(trace).role == ROLE["autocast_copy"]
+    return bool(copies.any() or dtypes & {"bfloat16", "float16"})
 
 
 def _freed_at_the_failure(now: _Situation, layers: tuple[str, ...]) -> Edit | None:

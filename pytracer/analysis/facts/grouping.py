@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from pytracer import errors
 from pytracer.analysis.facts import owners, scopes
 from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.facts.casts import elements
 from pytracer.analysis.facts.devices import pool_text
 from pytracer.analysis.facts.usage import sums
 from pytracer.data import frames, meta, sanitized
 from pytracer.data.model_names import module_text
-from pytracer.data.recorded import Trace
+from pytracer.data.recorded import Trace, once_per_trace
 from pytracer.data.schema import CATEGORIES, CATEGORY, I64, KEYS, PHASES, ROLE, ROLES, U8, U32, Mask
 
 _MOST_NUMBERS = 2**63  # of a column of 64 bits
@@ -199,6 +200,7 @@ def _holding_modules(
         alloc.category[which],
         [CATEGORY[c] for c in ("weights", "gradients", "optimizer_state")],
     )
+    kept &= ~_of_all_parameters(trace)[alloc.label[which]]
     count = len(trace.strings)
     root = _first_root(trace)
     # Numbers from `count` on: the module that the tensor of this name belongs to.
@@ -210,6 +212,21 @@ def _holding_modules(
         return module_text(trace.strings[number - count]).rpartition(".")[0] or root
 
     return numbers, path
+
+
+@once_per_trace
+def _of_all_parameters(trace: Trace) -> Mask:
+    """Labels of a state that is larger than its parameter: an optimizer's, for all of them at once."""
+    labels, strings = sanitized.labels(trace), trace.strings
+    size = dict[int, int]()  # by the parameter's name
+    for row in np.flatnonzero(labels.category == CATEGORY["weights"]).tolist():
+        name = int(labels.name[row])
+        size[name] = max(size.get(name, 0), elements(strings[labels.shape[row]]))
+    result = np.zeros(len(labels.name), np.bool_)
+    for row in np.flatnonzero(labels.category == CATEGORY["optimizer_state"]).tolist():
+        own = size.get(int(labels.name[row]), 0)
+        result[row] = 0 < own < elements(strings[labels.shape[row]])
+    return result
 
 
 def _first_root(trace: Trace) -> str:
