@@ -65,7 +65,7 @@ def test_a_trace_differs_in_nothing_from_itself() -> None:
     again = training().trace()
     for found in (diff(trace, trace), diff(trace, again)):
         assert diff_rows.changes(found) == diff_rows.Changes((), 0, 0)
-        assert render(found).endswith("\n\nnothing else differs")
+        assert render(found).endswith("\n\nnothing differs")
 
 
 @given(programs, programs)
