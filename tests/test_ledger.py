@@ -632,11 +632,24 @@ def test_without_a_file_the_devices_are_shown_as_they_are(
     assert json.loads(capsys.readouterr().out)["gpus"]["aaa"]["used"] == 660 * MIB
 
 
-def test_without_a_driver_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_without_a_driver_the_newest_trace_is_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
     monkeypatch.setattr(driver, "_opened", (os.getpid(), "NVML: no driver"))
+    monkeypatch.chdir(tmp_path)
     assert main(["ledger"]) == 1
     assert capsys.readouterr().err == (
-        "pytracer: the devices cannot be read: NVML: no driver. For a trace: pytracer ledger FILE\n"
+        "pytracer: the devices cannot be read: NVML: no driver. And there is no .pytrace file here; "
+        "record one:  pytracer run train.py\n"
+    )
+    with trace(devices="cpu", path="run.pytrace", table=False):
+        torch.ones(100)
+    assert main(["ledger"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("Ledger of cpu at the end\n")
+    assert shown.err == (
+        "pytracer: run.pytrace is the newest trace here\n"
+        "pytracer: it is shown because the devices cannot be read: NVML: no driver\n"
     )
 
 
