@@ -272,7 +272,10 @@ def reading(when: str, torch_mib: int | None, device: dict[str, Any]) -> dict[st
 
 
 def traced(
-    *readings: dict[str, Any], problem: str = "", communicators: dict[str, int] | None = None
+    *readings: dict[str, Any],
+    problem: str = "",
+    communicators: dict[str, int] | None = None,
+    **more: Any,
 ) -> Trace:
     """40 MiB held by torch's allocator, of which 30 MiB less 100 bytes are tensors."""
     b = TraceBuilder()
@@ -295,6 +298,7 @@ def traced(
         "devices": {"cuda:0": UUID},
         "readings": list(readings),
     }
+    b.meta.update(more)
     return b.trace()
 
 
@@ -464,6 +468,14 @@ def test_a_trace_without_readings_has_torchs_part_alone() -> None:
     assert found.total == 40 * MIB
     assert found.residual is None
     assert any("no reading of the device from its end" in note for note in found.notes)
+
+
+def test_an_imagined_run_had_no_device_to_read() -> None:
+    found = ledger.ledger(traced(imagined={"card": "H100"}))
+    assert_adds_up(found)
+    assert found.residual is None
+    assert [note for note in found.notes if "no device to read" in note] == list(found.notes[-1:])
+    assert not any("killed" in note for note in found.notes)
 
 
 def test_an_unknown_moment_or_device_is_refused() -> None:
