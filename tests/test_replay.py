@@ -503,8 +503,9 @@ def test_fits_of_a_trace_of_the_cpu_names_the_imagined_card(tmp_path, capsys) ->
     file = builder.trace().save(tmp_path / "cpu.pytrace")
     assert main(["fits", str(file), "--on", "24GiB"]) == errors.UsageError.exit_code
     assert capsys.readouterr().err == (
-        "pytracer: fits needs a trace from a GPU, or from an imagined one: "
-        "pytracer imagine --on RTX4090 train.py\n"
+        "pytracer: this trace is of the CPU, and fits needs one of a GPU, or of an imagined one. Type "
+        "`pytracer imagine --on RTX4090 --keep traces train.py`, then "
+        "`pytracer fits traces/RTX4090.pytrace --on 24GiB`\n"
     )
 
 
