@@ -66,7 +66,7 @@ def answer(fits: Fits) -> str:
             f"not known{where}; what was recorded needs a card of {size_text(fits.smallest_card)}"
         )
     if fits.card is None:
-        return f"{needs}, with the settings it was recorded with"
+        return f"with the recorded settings, {needs}"
     card = size_text(fits.card)
     if _is_full(fits):
         return f"no, not on {card}: all of it is in use before torch's allocator starts; {needs}"
