@@ -68,10 +68,10 @@ def test_a_program_is_recorded_that_knows_nothing_of_it(tmp_path: Path, site: Pa
     ran = python("train.py", folder=tmp_path, site=site, PYTRACER="1")
     assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
     assert len(pytracer.load(tmp_path / "train.pytrace").steps()) == 5
-    assert "The first 5 steps (steps=all: every step):" in ran.stderr
+    assert "The first 5 steps (PYTRACER=steps=all: every step):" in ran.stderr
     assert "Written to train.pytrace" in ran.stderr
     assert "step 31 went to" in ran.stderr
-    assert "; steps=32 keeps it" in ran.stderr
+    assert "; PYTRACER=steps=32 records it too" in ran.stderr
 
 
 def test_it_may_be_installed_twice(tmp_path: Path, site: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,15 @@ def test_a_trace_differs_in_nothing_from_itself() -> None:
     again = training().trace()
     for found in (diff(trace, trace), diff(trace, again)):
         assert diff_rows.changes(found) == diff_rows.Changes((), 0, 0)
-        assert render(found).endswith("\n\nnothing else differs")
+        assert render(found).endswith("\n\nnothing differs")
+
+
+def test_where_only_reserved_bytes_differ_nothing_else_does() -> None:
+    found = diff(training().trace(), training().trace())
+    reserved = replace(
+        found, before=replace(found.before, reserved=1), after=replace(found.after, reserved=2)
+    )
+    assert render(reserved).endswith("\n\nnothing else differs")
 
 
 @given(programs, programs)

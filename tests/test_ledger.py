@@ -272,7 +272,10 @@ def reading(when: str, torch_mib: int | None, device: dict[str, Any]) -> dict[st
 
 
 def traced(
-    *readings: dict[str, Any], problem: str = "", communicators: dict[str, int] | None = None
+    *readings: dict[str, Any],
+    problem: str = "",
+    communicators: dict[str, int] | None = None,
+    **more: Any,
 ) -> Trace:
     """40 MiB held by torch's allocator, of which 30 MiB less 100 bytes are tensors."""
     b = TraceBuilder()
@@ -295,6 +298,7 @@ def traced(
         "devices": {"cuda:0": UUID},
         "readings": list(readings),
     }
+    b.meta.update(more)
     return b.trace()
 
 
@@ -466,6 +470,14 @@ def test_a_trace_without_readings_has_torchs_part_alone() -> None:
     assert any("no reading of the device from its end" in note for note in found.notes)
 
 
+def test_an_imagined_run_had_no_device_to_read() -> None:
+    found = ledger.ledger(traced(imagined={"card": "H100"}))
+    assert_adds_up(found)
+    assert found.residual is None
+    assert [note for note in found.notes if "no device to read" in note] == list(found.notes[-1:])
+    assert not any("killed" in note for note in found.notes)
+
+
 def test_an_unknown_moment_or_device_is_refused() -> None:
     with pytest.raises(errors.UsageError, match='"peak" or of the "end"'):
         ledger.ledger(traced(), "middle")  # type: ignore[arg-type]
@@ -632,11 +644,24 @@ def test_without_a_file_the_devices_are_shown_as_they_are(
     assert json.loads(capsys.readouterr().out)["gpus"]["aaa"]["used"] == 660 * MIB
 
 
-def test_without_a_driver_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_without_a_driver_the_newest_trace_is_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
     monkeypatch.setattr(driver, "_opened", (os.getpid(), "NVML: no driver"))
+    monkeypatch.chdir(tmp_path)
     assert main(["ledger"]) == 1
     assert capsys.readouterr().err == (
-        "pytracer: the devices cannot be read: NVML: no driver. For a trace: pytracer ledger FILE\n"
+        "pytracer: the devices cannot be read: NVML: no driver. And there is no .pytrace file here; "
+        "record one:  pytracer run train.py\n"
+    )
+    with trace(devices="cpu", path="run.pytrace", table=False):
+        torch.ones(100)
+    assert main(["ledger"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("Ledger of cpu at the end\n")
+    assert shown.err == (
+        "pytracer: run.pytrace is the newest trace here\n"
+        "pytracer: it is shown because the devices cannot be read: NVML: no driver\n"
     )
 
 

@@ -183,6 +183,14 @@ def test_a_folder_without_traces_says_so(tmp_path: Path, capsys: Any) -> None:
     assert "a directory without a trace" in capsys.readouterr().err
 
 
+def test_a_pattern_without_a_match_says_so(tmp_path: Path, capsys: Any) -> None:
+    pattern = f"{tmp_path}/train.rank*.pytrace"
+    assert main(["summary", pattern]) == errors.UnreadableTrace.exit_code
+    assert capsys.readouterr().err == (
+        f"pytracer: no file matches {pattern}: name the folder of the ranks, or another pattern\n"
+    )
+
+
 def test_a_budget_holds_for_every_rank_and_needs_every_file(ranks: Any, capsys: Any) -> None:
     place, _, faults = ranks
     assert main(["check", str(place), "--max-peak", "2 MiB"]) == errors.BudgetExceeded.exit_code

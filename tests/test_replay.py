@@ -503,8 +503,9 @@ def test_fits_of_a_trace_of_the_cpu_names_the_imagined_card(tmp_path, capsys) ->
     file = builder.trace().save(tmp_path / "cpu.pytrace")
     assert main(["fits", str(file), "--on", "24GiB"]) == errors.UsageError.exit_code
     assert capsys.readouterr().err == (
-        "pytracer: fits needs a trace from a GPU, or from an imagined one: "
-        "pytracer imagine --on RTX4090 train.py\n"
+        "pytracer: this trace is of the CPU, and fits needs one of a GPU, or of an imagined one. Type "
+        "`pytracer imagine --on RTX4090 --keep traces train.py`, then "
+        "`pytracer fits traces/RTX4090.pytrace --on 24GiB`\n"
     )
 
 
@@ -516,9 +517,25 @@ def test_a_run_that_does_not_fit_tells_the_failure_and_the_card_it_needs() -> No
     assert text.startswith(
         f"does not fit: an allocation of {size_text(failed.bytes)} fails when torch has reserved "
     )
-    assert f"the run needs a card of {size_text(tight.smallest_card)}" in text
-    assert text.endswith("beside torch's allocator: not measured; leave about 1 GiB")
-    assert "beside    torch's allocator: not measured; leave about 1 GiB" in str(tight)
+    least, sure = size_text(tight.smallest_card), size_text(tight.surely_needs)
+    needs = (
+        f"torch's allocator needs {least}, and the card must have more; {sure} are surely enough"
+    )
+    assert needs in text
+    assert text.endswith("beside torch's allocator: not measured; up to 1.20 GiB are counted")
+    page = " ".join(str(tight).split())
+    assert "beside torch's allocator: not measured; up to 1.20 GiB are counted" in page
+    assert "settings what torch's allocator needs with each, as replayed" in page
+    assert "needs a card of" not in page
+
+
+def test_the_card_that_is_surely_enough_is_enough() -> None:
+    """And between the two cards that the answer names, it is not known."""
+    run = LoadedTrace(varying().trace())
+    asked = run.fits()
+    assert asked.smallest_card < asked.surely_needs
+    assert run.fits(asked.surely_needs).verdict == "fits"
+    assert run.fits(asked.surely_needs - 1).verdict == "may fit"
 
 
 def test_every_step_of_a_trace_is_in_its_order() -> None:

@@ -242,6 +242,17 @@ def test_the_command_writes_the_page_beside_the_trace(
     assert len(document_of(page.read_text())["sets"]) == 2
 
 
+def test_what_is_written_of_a_pattern_has_the_jobs_name(saved: Path, tmp_path: Path) -> None:
+    """No star, and nothing of a rank."""
+    for rank in (0, 1):
+        (tmp_path / f"train.rank{rank}.pytrace").write_bytes(saved.read_bytes())
+    pattern = f"{tmp_path}/train.rank*.pytrace"
+    assert cli.main(["report", pattern]) == 0
+    assert cli.main(["export", pattern]) == 0
+    written = {path.name for path in tmp_path.iterdir() if path.suffix != ".pytrace"}
+    assert written == {"train.html", "train.pftrace"}
+
+
 def test_the_command_does_not_replace_the_trace_it_reads(saved: Path) -> None:
     before = saved.read_bytes()
     assert cli.main(["report", str(saved), "-o", str(saved), "-f"]) == 2

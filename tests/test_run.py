@@ -203,10 +203,10 @@ def test_a_spike_after_the_kept_steps_is_named_with_its_step(tmp_path: Path) -> 
     last = ran.stderr.splitlines()[-1]
     # Made after the optimizer's 28th step, in what will be step 28.
     assert re.fullmatch(r"pytracer: later, step 28 went to at least 27.\d MiB; "
-                        r"--steps 29 keeps it", last)  # fmt: skip
+                        r"--steps 29 records it too", last)  # fmt: skip
     ran = python("-m", "pytracer", "run", "--schedule", "2,1,2", "train.py", folder=tmp_path)
     assert "\nSteps 3 to 4 (--steps all: every step):\npeak " in ran.stderr
-    assert ran.stderr.endswith("; --schedule 3,0,26 keeps it\n")
+    assert ran.stderr.endswith("; --schedule 3,0,26 records it too\n")
     ran = python("-m", "pytracer", "run", "--steps", 29, "train.py", folder=tmp_path)
     assert re.search(r"\npeak 27\.\d MiB on cpu   step 28, ", ran.stderr)
     assert "later, step" not in ran.stderr

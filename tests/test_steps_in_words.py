@@ -146,7 +146,7 @@ def test_a_program_that_updates_by_hand_is_told_what_to_call() -> None:
     """Once it does, it has its steps, and the line is gone."""
     plain = recorded(lambda t: updated_by_hand(Work(), t, marked=False))
     assert "steps     none: " in str(plain)
-    assert "t.step() where one" in " ".join(str(plain).split())
+    assert "t.step() after each update" in " ".join(str(plain).split())
     marked = recorded(lambda t: updated_by_hand(Work(), t, marked=True))
     assert "steps     none" not in str(marked)
     assert len(marked.steps()) == 3

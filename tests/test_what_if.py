@@ -142,8 +142,18 @@ def _has_extra(seed: int) -> bool:
 
 def test_fewer_rows_than_any_trace_has_are_asked_about() -> None:
     """Somebody counts graphs where the model's input has their nodes."""
-    with pytest.raises(errors.UsageError, match=r"input has 20, 40 rows.*nodes of a graph"):
+    with pytest.raises(errors.UsageError, match=r"it is 20, 40\. .*nodes of a graph"):
         stack(20).what_if(stack(40), batch=4)
+
+
+@pytest.mark.parametrize("batch", [6, 40])
+def test_where_the_sequence_comes_first_the_batch_is_asked_for_as_the_length(batch: int) -> None:
+    """The first size is 16 in both traces, whatever the batch is."""
+    few, more = stack(16, 2), stack(16, 4)
+    told = rf"it is 16 in both\. Only the second differs: 2, 4\. .*--seq {batch}, or seq={batch}$"
+    with pytest.raises(errors.UsageError, match=told):
+        few.what_if(more, batch=batch)
+    assert few.what_if(more, seq=batch).likely == stack(16, batch).peak.bytes
 
 
 def test_under_autocast_only_the_librarys_scratch_has_nopredictions() -> None:
@@ -266,7 +276,7 @@ def test_traces_of_different_programs_get_one_clear_line() -> None:
     alike = run(nn.Sequential(*model.h, model.head), 3, 16, 32)
     with pytest.raises(errors.UsageError, match="modules 0 are in all of them"):
         stack(2).what_if(alike, batch=8)
-    with pytest.raises(errors.UsageError, match="2, 3 steps"):
+    with pytest.raises(errors.UsageError, match=r"2, 3 steps: .*--steps 2 train\.py"):
         stack(2).what_if(stack(3, steps=3), batch=8)
     with pytest.raises(errors.UsageError, match="say batch=32"):
         stack(2).what_if(stack(3))

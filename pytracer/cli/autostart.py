@@ -42,7 +42,7 @@ def _record(program: str, settings: recording.Settings, *, is_child: bool) -> No
     messages = Messages(
         settings.get("json"),
         plan.force,
-        every="steps=all",
+        every="PYTRACER=steps=all",
         unwatch="watch=0" if plan.watch else "",
         digests=settings.get("digests"),
     )

@@ -194,7 +194,7 @@ class Report(Command):
         from pytracer.export import report
 
         options.file = output.trace_or_newest(options.file)
-        target = options.output or options.file.parent / f"{options.file.stem}.html"
+        target = options.output or options.file.parent / f"{jobs.name_of(options.file)}.html"
         given = [options.file, *([options.other] if options.other else [])]
         if any(target.exists() and file.exists() and target.samefile(file) for file in given):
             raise errors.UsageError(f"{target} is the trace itself; name another file with -o")

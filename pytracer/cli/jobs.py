@@ -1,6 +1,7 @@
 """What the commands do with a folder of ranks, and `pytracer query`."""
 
 import argparse
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from pytracer import errors
 from pytracer.cli import output, progress
 from pytracer.cli.command import Command
 
+# Where a pattern's ranks begin to differ: `train.rank*.pytrace` is the job `train`.
+_FROM_RANK = re.compile(r"([._-]*rank[_-]?)?[._-]*\*.*", re.IGNORECASE)
 _MERGED = {"perfetto": ".pftrace", "chrome": ".json.gz"}
 
 
@@ -19,6 +22,11 @@ def is_job(path: Path | None) -> bool:
     from pytracer.reading import loading
 
     return path is not None and loading.is_job(path)
+
+
+def name_of(path: Path) -> str:
+    """The name of what is written about a file or a job: of a pattern the part that all ranks have."""
+    return _FROM_RANK.sub("", path.name if "*" in path.name else path.stem) or "job"
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
@@ -205,7 +213,7 @@ def _export_target(options: argparse.Namespace) -> tuple[str, Path]:
         raise errors.UsageError(
             f"--format {name} is for one rank: pytracer export {options.file}/FILE --format {name}"
         )
-    stem = options.file.name.replace("*", "") or "job"
+    stem = name_of(options.file) if "*" in options.file.name else options.file.name or "job"
     suffix = _MERGED.get(name, ".parquet" if name == "parquet" else ".html")
     return name, Path(given or options.file.parent / f"{stem}{suffix}")
 

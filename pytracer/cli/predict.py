@@ -86,8 +86,9 @@ def _require_gpu(loaded: Any, device: str | None) -> None:
 
     if usage.devices(loaded.data) and (device or usage.main_device(loaded.data)) == "cpu":
         raise errors.UsageError(
-            "fits needs a trace from a GPU, or from an imagined one: "
-            "pytracer imagine --on RTX4090 train.py"
+            "this trace is of the CPU, and fits needs one of a GPU, or of an imagined one. Type "
+            "`pytracer imagine --on RTX4090 --keep traces train.py`, then "
+            "`pytracer fits traces/RTX4090.pytrace --on 24GiB`"
         )
 
 

@@ -288,7 +288,8 @@ class Ledger(Command):
     Adds the context of CUDA, other processes and the driver's reserve to what
     torch holds. The residual is the part that nobody explains.
 
-      pytracer ledger                     the devices as they are now
+      pytracer ledger                     the GPUs as they are now; where none can
+                                          be read, the newest .pytrace here
       pytracer ledger train.pytrace       at the end of a recording
       pytracer ledger train.pytrace --at peak --probe
     """
@@ -300,7 +301,8 @@ class Ledger(Command):
             "file",
             type=Path,
             nargs="?",
-            help="a .pytrace file or a memory snapshot of torch (default: the current devices)",
+            help="a .pytrace file or a memory snapshot of torch (default: the GPUs as they are now; "
+            "where none can be read, the newest .pytrace here)",
         )
         parser.add_argument("--at", choices=("peak", "end"), default="end", help="default: end")
         parser.add_argument("--device", help="default: the one that the program trained on")
@@ -311,7 +313,12 @@ class Ledger(Command):
 
     def run(self, options: argparse.Namespace) -> int:
         if options.file is None:
-            return _ledger_now(options)
+            from pytracer.basics import driver
+
+            nvml = driver.open_nvml()
+            if not isinstance(nvml, str):
+                return _ledger_now(options, nvml)
+            options.file = _newest_instead(nvml)
         from pytracer.analysis.allocator import fragmentation, ledger
         from pytracer.export import terminal
         from pytracer.export.ledger_text import render
@@ -337,16 +344,21 @@ class Ledger(Command):
         return 0
 
 
-def _ledger_now(options: argparse.Namespace) -> int:
+def _newest_instead(problem: str) -> Path:
+    """The newest trace here, because no device can be read."""
+    try:
+        newest = output.trace_or_newest(None)
+    except errors.UnreadableTrace as none:
+        raise errors.CaptureError(f"the devices cannot be read: {problem}. And {none}") from None
+    output.tell(f"pytracer: it is shown because the devices cannot be read: {problem}")
+    return newest
+
+
+def _ledger_now(options: argparse.Namespace, nvml: Any) -> int:
     """Prints the memory of every device that NVML shows, by process."""
     from pytracer.basics import driver
     from pytracer.export.ledger_text import render_now
 
-    nvml = driver.open_nvml()
-    if isinstance(nvml, str):
-        raise errors.CaptureError(
-            f"the devices cannot be read: {nvml}. For a trace: pytracer ledger FILE"
-        )
     gpus = driver.read_gpus(nvml, driver.all_uuids(nvml))
     driver.name_processes(nvml, gpus)
     probed = _probe() if options.probe else None

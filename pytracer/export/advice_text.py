@@ -14,7 +14,7 @@ HEADS = {
     "mistake": "Mistakes",
     "free": "Free savings",
     "trade": "Savings at a price",
-    "noticed": "Noticed, and not proved to be in vain",
+    "noticed": "Noticed; whether it is needed is not known",
 }
 _MOST = 3  # on the screen
 

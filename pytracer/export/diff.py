@@ -78,7 +78,9 @@ def _rows(diff: Diff, terminal: Terminal) -> Iterator[str]:
     changes = diff_rows.changes(diff)
     moved = _moved(changes)
     if not changes.rows:
-        nothing = "nothing else differs" if diff.rows else "both are empty"
+        differs = moved or diff.before.reserved != diff.after.reserved
+        nothing = "nothing else differs" if differs else "nothing differs"
+        nothing = nothing if diff.rows else "both are empty"
         yield from terminal.wrap(f"{nothing}: {moved}" if moved else nothing)
         return
     shown = changes.rows[:_MOST_ROWS]

@@ -25,7 +25,6 @@ from pytracer.export.terminal import (
     plain,
 )
 
-NOT_MEASURED = "torch's allocator: not measured; leave about 1 GiB"
 _MOST_CHOICES = 8
 
 
@@ -60,14 +59,14 @@ def _joined(lines: list[str], verified: Verified | None, terminal: Terminal) -> 
 
 def answer(fits: Fits) -> str:
     """Whether the run fits, in a sentence."""
-    needs = f"the run needs a card of {size_text(fits.smallest_card)}"
+    needs = _needs(fits)
     if fits.verdict == NOT_KNOWN:
         where = "" if fits.card is None else f" on {size_text(fits.card)}"
         return (
             f"not known{where}; what was recorded needs a card of {size_text(fits.smallest_card)}"
         )
     if fits.card is None:
-        return f"{needs}, with the settings it was recorded with"
+        return f"with the recorded settings, {needs}"
     card = size_text(fits.card)
     if _is_full(fits):
         return f"no, not on {card}: all of it is in use before torch's allocator starts; {needs}"
@@ -80,6 +79,21 @@ def answer(fits: Fits) -> str:
     if fits.helps is not None:
         return f"not on {card} as it is, but with {_named(fits.helps.settings)}: {needs} without"
     return f"no, not on {card}: {needs}, and no setting of the allocator is enough"
+
+
+def _needs(fits: Fits) -> str:
+    """The card that the run needs: at least, and surely, where these are not the same."""
+    least, sure = size_text(fits.smallest_card), size_text(fits.surely_needs)
+    if least == sure:
+        return f"the run needs a card of {least}"
+    if fits.beside or fits.uncertain:
+        return f"the run needs a card of {least} at least, and {sure} are surely enough"
+    return f"torch's allocator needs {least}, and the card must have more; {sure} are surely enough"
+
+
+def _not_measured(fits: Fits) -> str:
+    counted = size_text(fits.beside_at_most)
+    return f"torch's allocator: not measured; up to {counted} are counted"
 
 
 def _is_full(fits: Fits) -> bool:
@@ -105,7 +119,7 @@ def beside(fits: Fits) -> str:
     """What the card holds beside torch's allocator, and what that needs of the rest."""
     if not fits.beside:
         who = "The allocator" if fits.replay else "Of the rest,"
-        return f"{NOT_MEASURED}. {who} {_reserves(fits)}"
+        return f"{_not_measured(fits)}. {who} {_reserves(fits)}"
     besides, needed = _adding_up([fits.beside, fits.smallest_card - fits.beside])
     start = f"{besides} are the context, libraries and the driver's"
     needs = f"Torch's allocator needs {needed}"
@@ -153,7 +167,7 @@ def on_a_card(fits: Fits) -> str:
     """The answer in a sentence, for a line per card."""
     failed = fits.replay.failed
     beside = f"{size_text(fits.beside)} beside torch's allocator"
-    beside = beside if fits.beside else f"beside {NOT_MEASURED}"
+    beside = beside if fits.beside else f"beside {_not_measured(fits)}"
     kinds = [f"{kind} {size_text(peak.bytes)}" for kind, peak in fits.by_kind.items()]
     peaks = f"; peaks: {', '.join(kinds)}" if len(kinds) > 1 else ""
     if fits.verdict == NOT_KNOWN:
@@ -173,7 +187,7 @@ def on_a_card(fits: Fits) -> str:
     )
     if fits.helps is not None:
         return f"fits with {fits.helps.settings}; without, {failure}{peaks}; {beside}"
-    needs = f"the run needs a card of {size_text(fits.smallest_card)}"
+    needs = _needs(fits)
     return f"does not fit: {failure}; {needs}{peaks}; {beside}"
 
 
@@ -203,8 +217,13 @@ def _holders(rows: tuple[Holder, ...], terminal: Terminal) -> Iterator[str]:
         yield start + cut_in_front(text, terminal.width - MARGIN - len(size))
 
 
+def of_settings(fits: Fits) -> str:
+    """What the figure beside each choice of settings is."""
+    return "the smallest card" if fits.beside else "what torch's allocator needs"
+
+
 def _choices(fits: Fits, terminal: Terminal) -> Iterator[str]:
-    yield from terminal.paragraph("settings", "the smallest card with each, as replayed")
+    yield from terminal.paragraph("settings", f"{of_settings(fits)} with each, as replayed")
     rows = [(_says(fits, choice), choice) for choice in fits.choices[:_MOST_CHOICES]]
     wide = max((len(says) for says, _ in rows), default=0)
     longest = max((len(_named(choice.settings)) for _, choice in rows), default=0)

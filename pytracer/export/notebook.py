@@ -139,7 +139,7 @@ def shows_itself(table: "pd.DataFrame", show: Callable[["pd.DataFrame"], str]) -
 
 
 def fits(found: Fits) -> str:
-    """Whether a run fits, and the smallest card with each setting of the allocator."""
+    """Whether a run fits, and what each setting of the allocator needs."""
     text = fits_text.answer(found)
     parts = [_answer(text, found.verdict), _paragraph(fits_text.beside(found))]
     if found.replay.failed is not None and found.holders:
@@ -165,7 +165,7 @@ def fits(found: Fits) -> str:
     ]
     parts.append(
         _table(
-            ("smallest card", "setting of the allocator", "", ""),
+            (fits_text.of_settings(found), "setting of the allocator", "", ""),
             choices,
             ("number", "path", "word", "word"),
         )

@@ -17,7 +17,9 @@ from pytracer.export.terminal import BOLD, DIM, MARGIN, PLAIN, Terminal, cut_in_
 _MOST_HOLDERS = 3
 
 _NO_STEPS = (
-    "none: no optimizer of torch's ended one. `with trace() as t:`, and t.step() where one ends."
+    "none: a step ends where an optimizer of torch's has updated the weights, and none did. If your "
+    "loop updates them itself, write `with trace() as t:` around it, and t.step() after each update; "
+    "also for `pytracer run`."
 )
 
 

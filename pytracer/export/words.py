@@ -28,7 +28,7 @@ OTHERS = {
     "mistake": "a change that mends a mistake, and how much lower the peak is with it",
     "free": "a change that costs no time",
     "trade": "a change that costs time or exactness",
-    "noticed": "what is kept, and not proved to be in vain",
+    "noticed": "what is kept; whether it is needed is not known",
     "more": "how many changes are not on this screen, and what shows them",
     "lost": "something could not be recorded; health is the same for what may be wrong",
     "recorded": "how much the recording has:",

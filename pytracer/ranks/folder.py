@@ -25,12 +25,16 @@ def files_of(path: str | Path) -> list[Path]:
     """The files of one job's ranks.
 
     Raises:
-        errors.UnreadableTrace: there is no trace in the folder.
+        errors.UnreadableTrace: there is no trace in the folder, or none matches the pattern.
         errors.UsageError: the folder has the files of several jobs.
     """
     place = Path(path)
     if "*" in str(place):
         files = sorted(place.parent.glob(place.name))
+        if not files:
+            raise errors.UnreadableTrace(
+                f"no file matches {path}: name the folder of the ranks, or another pattern"
+            )
     else:
         there = (file for depth in _DEPTHS for file in place.glob(depth))
         files = sorted(file for file in there if file.name.endswith(SUFFIXES))

@@ -426,11 +426,11 @@ class Traced:
         least = "at least " if highest.device == "cpu" else ""
         skip = self._plan.skip
         if self._plan.by_environment:
-            option = f"skip={skip},steps={step + 1 - skip}" if skip else f"steps={step + 1}"
+            option = "PYTRACER=" + (f"skip={skip}," if skip else "") + f"steps={step + 1 - skip}"
         else:
             option = f"--schedule {skip},0,{step + 1 - skip}" if skip else f"--steps {step + 1}"
         self._later = (
-            f"later, step {step} went to {least}{size_text(highest.bytes)}; {option} keeps it"
+            f"later, step {step} went to {least}{size_text(highest.bytes)}; {option} records it too"
         )
 
     def _trace(self, *, keeps: bool = False, **more: Any) -> Any:
@@ -486,10 +486,10 @@ class Traced:
         if rests:
             from pytracer.capture.cycles import NOT_WATCHED
 
-            option = "steps=all" if self._plan.by_environment else "--steps all"
+            option = "PYTRACER=steps=all" if self._plan.by_environment else "--steps all"
             return f"{NOT_WATCHED}. {option} records each one"
         if which and not self._plan.watch:
-            watch = "with watch=1" if self._plan.by_environment else "without --no-watch"
+            watch = "with PYTRACER=watch=1" if self._plan.by_environment else "without --no-watch"
             return f"The failure came after {which} and was not traced: run {watch}"
         return "The failure is not in the trace: its device or thread is not traced"
 

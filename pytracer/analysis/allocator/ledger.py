@@ -339,7 +339,12 @@ class _Gpu:
 
     def _say_what_is_missing(self) -> None:
         problem = meta.of(self.trace).device_memory.problem
-        if problem:
+        if meta.of(self.trace).imagined is not None:
+            self.notes.append(
+                "This run was imagined, so there was no device to read. The rows have torch's "
+                "allocator only; `pytracer fits` says what a card needs beside it."
+            )
+        elif problem:
             self.notes.append(f"The device itself could not be read: {problem}.")
         elif self.end is None:
             self.notes.append(

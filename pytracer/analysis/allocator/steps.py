@@ -74,7 +74,7 @@ def steps(trace: Trace, device: str) -> Steps:
         if device == "cpu" and here:
             raise errors.UsageError(
                 "fits and replay model CUDA's allocator, but this trace is of the CPU: record on a GPU, "
-                "or imagine one: pytracer imagine --on RTX4090 train.py"
+                "or imagine one and read that trace: pytracer imagine --on RTX4090 --keep traces train.py"
             )
         raise errors.UsageError(f"the trace has no allocation on {device}{also}")
     return by_device[device].plain

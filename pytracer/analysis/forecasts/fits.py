@@ -31,7 +31,7 @@ _ALLOCATOR = "torch's allocator"
 _MOST_HOLDERS = 8
 _NOTHING_READ = (
     "The memory beside torch's allocator is unknown: the context and libraries take 0.5 GiB and "
-    "more. Up to 1.2 GiB are counted. `pytracer ledger --probe` measures it."
+    "more. Up to 1.2 GiB are counted beside it. `pytracer ledger --probe` measures it."
 )
 _NOT_MEASURED = (
     "This card's memory beside torch's allocator was not measured: the context, kernels and "

@@ -126,6 +126,8 @@ def what_if(
     wanted = Shape(batch or largest.batch, length or largest.length)
     if length is not None and any(shape.length is None for shape in shapes):
         raise errors.UsageError("seq=: the inputs of these traces have no length to change")
+    if batch is not None and length is None:
+        _say_where_the_batch_is_second(shapes, batch)
     _say_what_never_changed(shapes, wanted)
     _same_program(traces, name)
     return _answer(_Case(traces, shapes, wanted, name))
@@ -174,7 +176,8 @@ def _same_program(traces: Sequence[Trace], device: str) -> None:
     steps = [len(timelines.timeline(trace).step_ends) for trace in traces]
     if len(set(steps)) > 1:
         raise errors.UsageError(
-            f"these traces have {', '.join(map(str, steps))} steps: record the same number of each"
+            f"these traces have {', '.join(map(str, steps))} steps: record the same number of each, "
+            f"as `pytracer run --steps {min(filter(None, steps))} train.py` does"
         )
     parameters = {breakdown.parameters(trace, device) for trace in traces}
     if len(parameters) > 1:
@@ -196,6 +199,20 @@ def _modules(trace: Trace) -> set[str]:
     return {trace.strings[row] for row in np.unique(tree.name[tree.kind == scopes.MODULE])}
 
 
+def _say_where_the_batch_is_second(shapes: Sequence[Shape], batch: int) -> None:
+    """Raises if only the input's second size differs: a model that gets the sequence first."""
+    first = {shape.batch for shape in shapes}
+    second = {shape.length or 0 for shape in shapes}
+    if len(first) > 1 or len(second) == 1 or 0 in second or batch in first:
+        return
+    listed = ", ".join(map(str, sorted(second)))
+    raise errors.UsageError(
+        f"batch {batch}: the first size of the model's input is taken for the batch, and it is "
+        f"{first.pop()} in {_all(len(shapes))}. Only the second differs: {listed}. If that is your batch "
+        f"(the sequence comes first), ask for it as the length: --seq {batch}, or seq={batch}"
+    )
+
+
 def _say_what_never_changed(shapes: Sequence[Shape], wanted: Shape) -> None:
     """Raises if a dimension should change that is the same in all traces: they show no law.
 
@@ -205,8 +222,9 @@ def _say_what_never_changed(shapes: Sequence[Shape], wanted: Shape) -> None:
         of_traces = sorted({shape.batch for shape in shapes})
         listed = ", ".join(map(str, of_traces))
         raise errors.UsageError(
-            f"{_words(wanted)}: all these traces have more; their model's input has {listed} rows. If a "
-            "row is no sample, as the nodes of a graph, say the number of rows; else record a smaller one"
+            f"{_words(wanted)}: all these traces have more. The first size of the model's input is taken "
+            f"for the batch, and it is {listed}. Record a smaller batch, or ask for {of_traces[0]} or more. "
+            "If that size counts something else, as the nodes of a graph, ask for a number of those"
         )
     if len(shapes) == 1:
         return
