@@ -17,6 +17,7 @@ import torch
 from torch import distributed, nn
 
 from pytracer import trace
+from pytracer.analysis.forecasts import changes
 
 # One rank over gloo is enough for what belongs to whom, but for the first FSDP: alone it shards
 # nothing.
@@ -177,6 +178,32 @@ def test_copies_that_a_communication_hook_sends_are_communication(
 def test_buckets_beside_the_gradients_have_a_hint_and_others_have_none(trained) -> None:
     assert "gradient_as_bucket_view=True" in trained("buckets")["table"]
     assert "gradient_as_bucket_view" not in trained("view")["table"]
+
+
+@pytest.mark.parametrize("batch", [4, 300, 900])
+def test_views_of_buckets_save_what_is_said(batch: int, group: None) -> None:
+    """Alone, and with the optimizer's free saving: the peak may then be in the backward."""
+
+    def train(*, views: bool, fused: bool) -> trace:
+        torch.manual_seed(0)
+        net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)])
+        net = nn.parallel.DistributedDataParallel(
+            net, gradient_as_bucket_view=views, bucket_cap_mb=0.5
+        )
+        optimizer = torch.optim.AdamW(net.parameters(), fused=fused)
+        with trace(net, optimizer, devices="cpu", table=False) as t:
+            for _ in range(5):
+                net(torch.randn(batch, 256)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return t
+
+    t = train(views=False, fused=False)
+    found = [row for row in changes.changes(t.data, "cpu") if "bucket" in row.change]
+    for row in found:
+        assert row.peak_after == train(views=True, fused=False).peak.bytes
+    assert found or batch > 4
+    assert train(views=True, fused=True).peak.bytes <= changes.together(t.data, "cpu")
 
 
 def test_buckets_that_gradients_are_views_of_are_gradients(trained) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 
 from pytracer import trace
 from pytracer.analysis.answers import findings, growth, held, training_steps
+from pytracer.analysis.answers.edits import peak_after
 from pytracer.analysis.answers.situation import Finding, Proof, Situation, at_peak
 from pytracer.analysis.facts import scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
@@ -462,6 +463,50 @@ def test_autocasts_copies_of_the_weights_are_twins_and_no_mistake() -> None:
     (row,) = findings.twins(at_peak(t.data))
     assert row.bytes >= 512 * 512 * 2
     assert len(t.findings()) == 0
+
+
+def trained_in(dtype: torch.dtype, batch: int) -> trace:
+    """Under autocast in bfloat16, which does nothing to a model that is in 16 bits."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)]).to(dtype)
+    optimizer = torch.optim.Adam(model.parameters())
+    with trace(model, optimizer, devices="cpu", table=False) as t:
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(torch.randn(batch, 256, dtype=dtype)).square().mean()
+            loss.backward()
+            optimizer.step()
+    return t
+
+
+@pytest.mark.parametrize("batch", [16, 1024])
+def test_weights_in_16_bits_save_at_least_what_is_said(batch: int) -> None:
+    t = trained_in(torch.float32, batch)
+    row = next(findings.twins(at_peak(t.data)), None)
+    if row is None:
+        assert t.peak.phase == "optimizer"  # the copies are gone by then
+        return
+    assert row.edit is not None
+    after = peak_after(t.data, "cpu", [row.edit])
+    assert trained_in(torch.bfloat16, batch).peak.bytes <= after < t.peak.bytes - row.bytes
+
+
+def test_the_state_of_an_optimizer_for_all_parameters_is_no_modules() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    optimizer, x = torch.optim.LBFGS(model.parameters(), max_iter=2), torch.randn(4, 64)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(x) - x).square().mean()
+        loss.backward()
+        return loss
+
+    with trace(model, optimizer, devices="cpu", table=False) as t:
+        for _ in range(3):
+            optimizer.step(closure)
+    held = t.by("module").iloc[:, 0]
+    assert held[["[0]", "[1]"]].max() < 2 * 4 * (64 * 64 + 64) + 4096  # weights and gradients
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])

@@ -499,3 +499,20 @@ def gradients_kept_as_zeros_by_choice(_: Path) -> trace:
         optimizer.step()
 
     return run(step, model, optimizer)
+
+
+@healthy
+def an_optimizer_with_a_history(_: Path) -> trace:
+    """LBFGS keeps its last directions, in flat vectors over all parameters."""
+    torch.manual_seed(0)
+    model = mlp(WIDTH, 128, WIDTH)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    x = torch.randn(16, WIDTH)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (model(x) - x).square().mean()
+        loss.backward()
+        return loss
+
+    return run(lambda: optimizer.step(closure), model, optimizer, steps=8)

@@ -264,12 +264,19 @@ def twins(now: Situation) -> Iterator[Finding]:
 
 
 def _in_32_bits(trace: Trace) -> Mask:
-    """Weights, optimizer state in float32, and gradients: those that have no label are the weights'."""
+    """Weights, gradients and optimizer state in float32, but no counts of steps.
+
+    Gradients without a label are the weights'.
+    """
     alloc, labels = allocations(trace), sanitized.labels(trace)
     kinds = [CATEGORY[name] for name in ("weights", "gradients", "optimizer_state")]
-    is_float = np.array([name == "float32" for name in trace.strings])[labels.dtype[alloc.label]]
+    is_float, is_scalar = (
+        np.array([text == word for text in trace.strings]) for word in ("float32", "scalar")
+    )
+    is_float = (is_float[labels.dtype] & ~is_scalar[labels.shape])[alloc.label]
     unlabelled = (alloc.label == 0) & (alloc.category == CATEGORY["gradients"])
-    return np.isin(alloc.category, kinds) & (is_float | unlabelled)
+    result: Mask = np.isin(alloc.category, kinds) & (is_float | unlabelled)
+    return result
 
 
 def cache(now: Situation) -> Iterator[Finding]:
