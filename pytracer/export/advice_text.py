@@ -7,6 +7,7 @@ from pytracer.analysis.facts import usage
 from pytracer.analysis.forecasts import changes
 from pytracer.analysis.forecasts.changes import Change
 from pytracer.basics.units import size_text
+from pytracer.data import meta
 from pytracer.data.recorded import Trace
 from pytracer.export.terminal import BOLD, GREEN, Terminal
 
@@ -44,7 +45,10 @@ def best(trace: Trace, device: str) -> Iterator[tuple[str, str]]:
     for row in found[:_MOST]:
         yield row.kind, ": ".join(filter(None, (saves(row), row.change)))
     if len(found) > _MOST:
-        yield "more", f"{len(found) - _MOST} more: pytracer summary --advice, or t.advice()"
+        command = "pytracer summary --advice"
+        if meta.of(trace).imagined:  # a file is kept only where it is asked for
+            command = "--keep FOLDER, then pytracer summary FOLDER --advice"
+        yield "more", f"{len(found) - _MOST} more: {command}, or t.advice()"
 
 
 def text(loaded: Any, terminal: Terminal) -> str:

@@ -216,8 +216,7 @@ def _facts(
         "peak": {
             "bytes": peak.bytes,
             "time_ns": peak.time_ns,
-            "step": peak.step,
-            "phase": peak.phase,
+            "when": training_steps.when(trace, peak),
         },
         "capacity": ledger.capacity(trace, device),
         "of_libraries": [strings.number(text) for text in _lines_of_libraries(trace)],

@@ -12,10 +12,8 @@ from typing import Any
 from pytracer import errors
 from pytracer.imagined.known import GUESS
 
-_WAY_OUT = (
-    'say what it is: assume={{"{line}": True}}, or --assume {line}=true; '
-    "or skip this line while imagining: `if not pytracer.is_imagining():`"
-)
+_ASSUMED = 'say what it is: --assume {line}=true, or assume={{"{line}": True}}'
+_SKIPPED = "; or skip this line while imagining: `if not pytracer.is_imagining():`"
 
 
 class Reads:
@@ -52,9 +50,12 @@ class Reads:
             if line == place or line.endswith("/" + place):
                 self._lines[line] += 1
                 return bool(value)
+        by_torch = _is_torchs_own(sys._getframe(1))
+        decides = "calls torch, which decides" if by_torch else "decides"
         raise errors.CannotImagine(
-            f"{line} decides by the value of a tensor, which an imagined run does not have; "
-            + _WAY_OUT.format(line=line)
+            f"{line} {decides} by the value of a tensor, which an imagined run does not have; "
+            + _ASSUMED.format(line=line)
+            + ("" if by_torch else _SKIPPED)
         )
 
 

@@ -127,7 +127,7 @@ export interface Facts {
   peak_change: number;
   of_libraries: number[]; // the texts of lines that are not the program's own
   capacity: number | null; // of the card; null where it is not known, or there is none
-  peak: { bytes: number; time_ns: number; step: number | null; phase: string | null };
+  peak: { bytes: number; time_ns: number; when: string };
   categories: CategoryRow[];
   steps: Step[];
   phases: [number, number, number][];

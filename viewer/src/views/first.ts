@@ -113,16 +113,11 @@ const present = (facts: Facts) => facts.categories.filter((row) => row.at_peak >
 function sentence(app: App, ofJob: string | undefined): (Element | string)[] {
   if (ofJob) return [h("b", {}, ofJob)];
   const { facts } = app;
-  const { bytes, step, phase, time_ns } = facts.peak;
-  const when = [
-    step === null ? "" : `step ${facts.first_step + step}`,
-    phase && phase !== "other" ? `in ${phase}` : "",
-    `${timeText(time_ns)} after the start`,
-  ];
+  const { bytes, when, time_ns } = facts.peak;
   const said: (Element | string)[] = [
     app.isPair ? `At its peak ${facts.name} held ` : "At its peak it held ",
     h("b", {}, sizeText(bytes)),
-    ` on ${facts.device}: ${when.filter(Boolean).join(", ")}.`,
+    ` on ${facts.device}: ${when}, ${timeText(time_ns)} after the start.`,
   ];
   const failed = facts.failures[facts.failures.length - 1];
   if (failed) {
