@@ -47,7 +47,7 @@ def best(trace: Trace, device: str) -> Iterator[tuple[str, str]]:
     if len(found) > _MOST:
         command = "pytracer summary --advice"
         if meta.of(trace).imagined:  # a file is kept only where it is asked for
-            command = "--keep FOLDER, then pytracer summary FOLDER --advice"
+            command = "--keep FOLDER, then pytracer summary --advice FOLDER/CARD.pytrace"
         yield "more", f"{len(found) - _MOST} more: {command}, or t.advice()"
 
 
