@@ -134,7 +134,8 @@ def code_of_offload(modules: Iterable[str], roots: Roots = ONE) -> str:
 
 
 def _code(imports: Lines, modules: Iterable[str], roots: Roots, body: Lines) -> str:
-    """A loop over the modules of each model. Of several models, a comment names each one's class."""
+    """A loop over the modules of each model, with a comment that names its class."""
+    only = roots.models[0] if len(roots.models) == 1 else ""
     by_model: dict[str, list[str]] = {}
     for path in modules:
         model, inside = roots.split(path)
@@ -145,7 +146,7 @@ def _code(imports: Lines, modules: Iterable[str], roots: Roots, body: Lines) -> 
         if len(listed) > _LONGEST_LIST:
             listed = f"\n{textwrap.indent(textwrap.fill(f'{listed},', _LONGEST_LIST), '    ')}\n"
         lines += ["", f"for name in [{listed}]:"]
-        lines += [f"    # model: your {model}"] if model else []
+        lines += [f"    # model: your {model or only}"] if model or only else []
         lines += body
     return "\n".join(lines)
 
