@@ -147,6 +147,13 @@ def found_by(text: str, folder: Path, **given: Any) -> dict[str, int]:
         ("def f(x):\n    look()\ny = torch.ones(9)\nf(y)\nprint(y)", {}),
         ("def f():\n    x = torch.ones(9)\n    y = x\n    look()\nf()", {}),
         ("def f():\n    x = torch.ones(9)\n    y = x[:3]\n    look()\nf()", {}),
+        ("y = torch.ones(9)[:3]\nlook()", {"y": 1}),
+        ("x = torch.ones(9)\ny = x[:3]\nz = x[3:]\ndel x\nlook()\nz", {}),
+        (
+            "m = torch.nn.Linear(2, 3)\nx = m(torch.ones(2, 2, 2))\n"
+            "y = x.view(4, 3).log_softmax(1)\nlook()\nm, y",
+            {"x": 1},
+        ),
         ("def f():\n    x = torch.ones(9)\n    k = lambda: x\n    look()\n    return k\nf()", {}),
         ("def f():\n    x = torch.ones(9)\n    look()\n    return locals()\nf()", {}),
         (

@@ -280,7 +280,7 @@ void each_owned_alone(PyObject* value, Py_ssize_t references, int depth, Found f
   if (is_tensor(value)) {
     const at::Tensor& tensor = THPVariable_Unpack(value);
     bool is_alone = tensor.defined() && tensor.use_count() == 1 && tensor.has_storage() &&
-                    private_torch::is_of_one(private_torch::storage_of(tensor));
+                    private_torch::has_storage_alone(tensor);
     if (is_alone) {
       found(value);
     }

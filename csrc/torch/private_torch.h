@@ -72,12 +72,19 @@ PyObject* python_object(const Slot& /*slot*/, int64_t /*older torch: it counts f
   return nullptr;
 }
 
-// Whether only one tensor has it. The storage of a tensor that was loaded also has an object in
-// Python, to which nothing else refers.
-inline bool is_of_one(c10::StorageImpl* storage) {
-  size_t count = c10::raw::intrusive_ptr::use_count(storage);
-  PyObject* own = count == 2 ? python_object(*storage->pyobj_slot(), 0) : nullptr;
-  return count == 1 || (own != nullptr && Py_REFCNT(own) == 1);
+// Whether only this many hold it, besides its own object in Python, to which nothing else refers.
+template <typename Held>
+bool is_held_by(Held* held, size_t holders) {
+  size_t count = c10::raw::intrusive_ptr::use_count(held);
+  PyObject* own = count == holders + 1 ? python_object(*held->pyobj_slot(), 0) : nullptr;
+  return count == holders || (own != nullptr && Py_REFCNT(own) == 1);
+}
+
+// Whether nothing but this tensor has its storage. A view keeps the tensor that it is a view of:
+// what `linear` returns for three dimensions is such.
+inline bool has_storage_alone(const at::Tensor& tensor) {
+  bool has_base = tensor.is_view() && is_held_by(tensor._base().unsafeGetTensorImpl(), 1);
+  return is_held_by(storage_of(tensor), has_base ? 2 : 1);
 }
 
 // ------------------------------------------------------------------ autograd's nodes
