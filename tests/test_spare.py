@@ -161,6 +161,7 @@ def found_by(text: str, folder: Path, **given: Any) -> dict[str, int]:
         ),
         ("def f():\n    x = torch.ones(9)\n    look()\n    print(eval('x'))\nf()", {}),
         ("x = torch.ones(9)\ndef f():\n    print(x)\nlook()\nf()", {}),
+        ("def f():\n    print(globals()['x'])\nx = torch.ones(9)\nlook()\nf()", {}),
         ("class C: pass\nc = C()\nc.x = torch.ones(9)\nlook()", {}),
         ("m = torch.nn.Linear(2, 2)\nm.x = x = torch.ones(9)\nlook()\nm", {}),
         ("w = torch.ones(9, requires_grad=True)\nx = w * 2\ny = x.tanh()\nlook()\ny", {"x": 1}),

@@ -107,8 +107,11 @@ def read_later(code: CodeType, at: int) -> frozenset[str]:
                 break
             if name not in step.writes:
                 left += step.next
-    shared = {*code.co_cellvars, *code.co_freevars, *_read_inside(code)}
-    by_name = {*code.co_varnames, *code.co_names} if _READ_ALL & names else set[str]()
+    inside = {*_read_inside(code)}
+    shared = {*code.co_cellvars, *code.co_freevars} | inside
+    # Inner functions have a module's variables in globals(), but none of a function's.
+    asked = names if code.co_flags & inspect.CO_OPTIMIZED else names | inside
+    by_name = {*code.co_varnames, *code.co_names} if _READ_ALL & asked else set[str]()
     return frozenset(later | shared | by_name)
 
 
