@@ -199,10 +199,12 @@ class Session:
             self._learned["roots"] = HOOKS.labels.root_names
             self._native.note(self._meta())
 
-    def stop(self, *, wait: bool = True) -> Trace | None:
+    def stop(self, *, wait: bool = True, variables: bool = True) -> Trace | None:
         """Ends the recording and returns its Trace; None in a forked child, which records nothing.
 
-        With `wait`, the GPU first finishes the program's work, so that the last phases have times.
+        Args:
+            wait: the GPU first finishes the program's work, so that the last phases have times.
+            variables: look for the variables that hold tensors, which takes a tenth of a second.
         """
         if not self.running:
             self._native.end()
@@ -211,7 +213,8 @@ class Session:
         try:
             self.phases.finish(wait=wait and not self.failed)
             self._look_once_more()
-            self._learned |= C.quietly(variables_of, sys._getframe(1)) or {"variables": []}
+            if variables:
+                self._learned |= C.quietly(variables_of, sys._getframe(1)) or {"variables": []}
             self._learned["frameworks"] = C.quietly(frameworks_of, sys._getframe(1)) or []
             self._learned["cells"] = C.quietly(notebook_cells) or {}
             return self._finish()
@@ -412,7 +415,7 @@ class Inner:
         """Marks the end of a step in the run's recording."""
         self._outer.mark_step()
 
-    def stop(self, *, wait: bool = True) -> Trace | None:
+    def stop(self, *, wait: bool = True, variables: bool = True) -> Trace | None:
         """Returns the run's trace, and writes the file that was asked for."""
         self.running = False
         trace = self._outer.peek()

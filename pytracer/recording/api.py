@@ -153,7 +153,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._is_whole = False  # whether the kept cycle of the schedule reached its end
         self._cycles = self._new_cycles()
         self.first_step = 0  # steps that the program had made when the block was entered
-        self.waits = True  # at the end, for the GPU, so that its last phases have times
+        # At the end: for the GPU, so that its last phases have times, and to look for variables.
+        self.waits = True
 
     # ---------------------------------------------------------------- the block
 
@@ -368,7 +369,10 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             return
         is_whole = self._entered or self._schedule is None  # else the block cut the cycle short
         self._stop_measuring(session)
-        data = session.stop(wait=self._entered or (error is None and self.waits))
+        data = session.stop(
+            wait=self._entered or (error is None and self.waits),
+            variables=self.waits or error is not None,  # else nobody reads them
+        )
         # The last window of a schedule may be empty or cut short. Then the one before it is kept.
         is_better = data is not None and data.has_allocations and (is_whole or not self._is_whole)
         if data is not None and (self._data is None or session.failed or is_better):
