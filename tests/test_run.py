@@ -295,11 +295,22 @@ def test_a_summary_that_cannot_be_written_does_not_end_the_training(tmp_path: Pa
     assert (tmp_path / "train.pytrace").exists()
 
 
+# Otherwise a slow machine would leave steps out, as watching may take but a share of the time.
+WATCHES_ALL = """
+import sys
+from pytracer import cli
+from pytracer.capture import allowance
+
+allowance.FIRST = allowance._MOST = 60.0
+sys.exit(cli.main())
+"""
+
+
 def test_memory_that_runs_out_after_the_kept_steps_is_explained(tmp_path: Path) -> None:
     """The page counts steps from the program's first."""
     write(tmp_path, "train.py", TRAIN, "kept = []\nfor i in range(60):\n"
           "    step()\n    kept.append(torch.ones(1 << 18))\ntorch.empty(1 << 44)\n")  # fmt: skip
-    ran = python("-m", "pytracer", "run", "--stacks", "train.py", folder=tmp_path)
+    ran = python("-c", WATCHES_ALL, "run", "--stacks", "train.py", folder=tmp_path)
     assert ran.returncode == 1
     _, traceback, page = re.split("(?=Traceback )|(?=\nout of memory)", ran.stderr)
     assert traceback.count("  File ") == 1  # the program's own frame and none of ours
