@@ -541,9 +541,9 @@ def between_two_traces(tool: Nothing, block: Block, work: Callable[[], Any]) -> 
 ORDERS = [
     around,
     inside,
+    between_two_traces,
     begins_first_and_ends_first,
     begins_last_and_ends_last,
-    between_two_traces,
 ]
 TOOLS: list[type[Nothing]] = [
     TraceFunction,
@@ -585,7 +585,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("mode", BY_TIER)
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", first_of(ORDERS, 3, later=pytest.mark.nightly))
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=kind.marks) for kind in TOOLS])
 def test_a_tool_sees_of_the_program_what_it_sees_without_a_trace(
     kind: type[Nothing], order: Callable[..., list[Any]], mode: str, tmp_path: Path
@@ -598,7 +598,7 @@ def test_a_tool_sees_of_the_program_what_it_sees_without_a_trace(
 
 
 @pytest.mark.parametrize("mode", BY_TIER)
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", first_of(ORDERS, 3, later=pytest.mark.nightly))
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=kind.marks) for kind in TOOLS])
 def test_a_trace_beside_a_tool_records_what_it_records_alone(
     kind: type[Nothing], order: Callable[..., list[Any]], mode: str
