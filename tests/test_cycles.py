@@ -91,7 +91,7 @@ class Program:
     def __init__(self, **options: Any) -> None:
         self.options, self.recording = options, False
         self.error: BaseException | None = None
-        self.first_step, self.waits = 0, True
+        self.first_step, self.is_read = 0, True
         Program.made.append(self)
 
     def __enter__(self) -> "Program":
@@ -129,7 +129,7 @@ def test_each_trace_knows_the_step_that_it_began_with() -> None:
         ("watched", 45),
         ("watched", 65),
     ]
-    assert [traced.waits for traced in Program.made] == [True, False, False, False, False]
+    assert [traced.is_read for traced in Program.made] == [True, False, False, False, False]
     assert Program.made[0].options == {"table": False, "path": "run.pytrace"}
     assert not any(traced.recording for traced in Program.made)
 

@@ -56,7 +56,7 @@ def test_the_page_names_every_public_name_and_no_other() -> None:
     section = PAGE.partition("## Public names")[2].partition("\n## ")[0]
     named = set(re.findall(r"`([A-Za-z_][\w.]*)`", section))
     views = {f"t.{name}" for name in public(Views) | public(pytracer.trace)}
-    views |= {f"t.{name}" for name in public(pytracer.LoadedTrace)} - {"t.waits"}
+    views |= {f"t.{name}" for name in public(pytracer.LoadedTrace)} - {"t.is_read"}
     kinds = {
         name
         for name, kind in vars(errors).items()

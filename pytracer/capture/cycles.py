@@ -232,7 +232,7 @@ class Recording:
     def _start(self, window: int) -> None:
         with self._warnings_as_lines():
             if window == 0:
-                self.first = self._enter(waits=True, **self._keep)
+                self.first = self._enter(is_read=True, **self._keep)
             elif self.first is not None and self._can_watch:
                 self._watch = None
                 self.rests = not self._allowance.allows()
@@ -247,7 +247,7 @@ class Recording:
         if self._watch_file is not None:
             more["path"] = self._watch_file
         # Nobody reads it unless the program fails: the GPU need not catch up.
-        self._watch = self._enter(waits=False, **more)
+        self._watch = self._enter(is_read=False, **more)
         self._can_watch = self._watch is not None
 
     def _stop(self, window: int, error: BaseException | None) -> None:
@@ -267,10 +267,10 @@ class Recording:
                 with contextlib.suppress(errors.PytracerError):  # an empty window: already reported
                     self._watched(self._watch, self._watch.first_step)
 
-    def _enter(self, *, waits: bool, **more: Any) -> Any:
+    def _enter(self, *, is_read: bool, **more: Any) -> Any:
         try:
             traced = self._make(table=False, **{**self._options, **more})
-            traced.waits, traced.first_step = waits, self.steps_seen
+            traced.is_read, traced.first_step = is_read, self.steps_seen
             return traced.__enter__()
         except errors.PytracerError as problem:
             self._problem(str(problem))

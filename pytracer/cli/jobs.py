@@ -1,7 +1,6 @@
 """What the commands do with a folder of ranks, and `pytracer query`."""
 
 import argparse
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -12,8 +11,6 @@ from pytracer import errors
 from pytracer.cli import output, progress
 from pytracer.cli.command import Command
 
-# Where a pattern's ranks begin to differ: `train.rank*.pytrace` is the job `train`.
-_FROM_RANK = re.compile(r"([._-]*rank[_-]?)?[._-]*\*.*", re.IGNORECASE)
 _MERGED = {"perfetto": ".pftrace", "chrome": ".json.gz"}
 
 
@@ -25,8 +22,10 @@ def is_job(path: Path | None) -> bool:
 
 
 def name_of(path: Path) -> str:
-    """The name of what is written about a file or a job: of a pattern the part that all ranks have."""
-    return _FROM_RANK.sub("", path.name if "*" in path.name else path.stem) or "job"
+    """The name of what is written about a file, or about the job whose ranks match a pattern."""
+    from pytracer.ranks import folder
+
+    return folder.job_of(folder.files_of(path)[0]) or "job" if "*" in path.name else path.stem
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:

@@ -43,7 +43,7 @@ def files_of(path: str | Path) -> list[Path]:
             f"{path} is a directory without a trace: no file there ends in .pytrace"
         )
     files = [file for file in files if not _NO_RANK.search(file.name)] or files
-    jobs = sorted({_job_of(file) for file in files})
+    jobs = sorted({job_of(file) for file in files})
     # A job may have a folder per host, but no file twice.
     if len(jobs) == 1 and len({file.name for file in files}) < len(files):
         jobs = sorted({f"{file.parent.relative_to(place)}/{jobs[0]}" for file in files})
@@ -56,7 +56,7 @@ def files_of(path: str | Path) -> list[Path]:
     return files
 
 
-def _job_of(file: Path) -> str:
+def job_of(file: Path) -> str:
     """The file's name without rank and attempt: ranks of one job have this in common."""
     name = _LATER.sub("", file.name.removesuffix(file.suffix))
     found = _RANK.search(name)

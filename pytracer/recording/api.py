@@ -153,8 +153,9 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._is_whole = False  # whether the kept cycle of the schedule reached its end
         self._cycles = self._new_cycles()
         self.first_step = 0  # steps that the program had made when the block was entered
-        # At the end: for the GPU, so that its last phases have times, and to look for variables.
-        self.waits = True
+        # Whether somebody reads it if it ends well. Else it neither waits for the GPU, so that the
+        # last phases have times, nor looks for variables.
+        self.is_read = True
 
     # ---------------------------------------------------------------- the block
 
@@ -370,8 +371,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         is_whole = self._entered or self._schedule is None  # else the block cut the cycle short
         self._stop_measuring(session)
         data = session.stop(
-            wait=self._entered or (error is None and self.waits),
-            variables=self.waits or error is not None,  # else nobody reads them
+            wait=self._entered or (error is None and self.is_read),
+            variables=self.is_read or error is not None,
         )
         # The last window of a schedule may be empty or cut short. Then the one before it is kept.
         is_better = data is not None and data.has_allocations and (is_whole or not self._is_whole)

@@ -17,9 +17,8 @@ class Edit:
     """What a change of the program does to some of its blocks."""
 
     which: Mask
-    share: float | NDArray[np.float64] = (
-        0.0  # of their bytes, or of each one's, that is left; 0: they are not made
-    )
+    # Of their bytes, or of each one's, that is left; 0: they are not made.
+    share: float | NDArray[np.float64] = 0.0
     end: U64 | None = None  # ticks: they end no later, and keep their size
     # When blocks do not exist: each one's row, and the ticks from which and until which it is gone.
     gone: tuple[NDArray[np.intp], U64, U64] | None = None

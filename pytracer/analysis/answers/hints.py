@@ -232,9 +232,9 @@ def _as_hints(rows: Iterable[Finding], kind: str = NOTICED) -> Iterator[Hint]:
 # ---------------------------------------------------------------- savings that cost nothing
 
 
-def _without(now: _Situation, which: Mask) -> int:
-    """How much lower the peak would be without these allocations."""
-    return now.peak.bytes - peak_after(now.trace, now.peak.device, [Edit(which)])
+def _saved(now: _Situation, edit: Edit) -> int:
+    """How much lower the peak would be with this edit."""
+    return now.peak.bytes - peak_after(now.trace, now.peak.device, [edit])
 
 
 def _fused_optimizer(now: _Situation) -> Iterator[Hint]:
@@ -248,13 +248,14 @@ def _fused_optimizer(now: _Situation) -> Iterator[Hint]:
     name = now.trace.strings[tree.name[around[scratch & now.at_peak][0]]]
     kind = name.removeprefix("Optimizer.step#").partition(".step")[0]
     if kind in _CAN_BE_FUSED and now.peak.device.startswith(_CAN_BE_FUSED[kind]):
-        saved = _without(now, scratch)
+        edit = Edit(scratch)
+        saved = _saved(now, edit)
         yield Hint(
             f"The peak is in the step of {kind}, with {size_text(saved)} of temporaries: "
             f"{kind}(..., fused=True) avoids them, and is faster.",
             saved,
             FREE,
-            Edit(scratch),
+            edit,
             "none; it is faster",
             _ROUNDED,
         )
@@ -262,7 +263,7 @@ def _fused_optimizer(now: _Situation) -> Iterator[Hint]:
         steps != 0
     ].any():
         edit = Edit(scratch & ~_largest_of_each_op(now, scratch))
-        saved = _without(now, edit.which)
+        saved = _saved(now, edit)
         yield Hint(
             f"The peak is in the step of {kind}, with temporaries for all parameters at once: "
             f"{kind}(..., foreach=False) makes them for one after the other, which saves "
@@ -365,7 +366,7 @@ def _buckets(now: _Situation) -> Iterator[Hint]:
         yield Hint(
             f"DistributedDataParallel keeps {size_text(amount)} of buckets beside the gradients: "
             f"{advised(now.trace, 'views')} keeps the gradients in them.",
-            now.peak.bytes - peak_after(now.trace, now.peak.device, [copied]),
+            _saved(now, copied),
             FREE,
             copied,
         )
@@ -440,7 +441,8 @@ def _activations(now: _Situation) -> Iterator[Hint]:
             ways.append(advised(now.trace, "16 bits"))
         if not _recomputed_layers(now.trace):
             ways.append(advised(now.trace, "checkpoint").removesuffix(" on them"))
-        words = " or ".join(filter(None, [", ".join(ways[:-1]), ways[-1]]))
+        *others, last = ways
+        words = f"{', '.join(others)} or {last}" if others else last
         text = f"Activations are {size_text(amount)}: {words} makes them smaller."
         yield Hint(
             text, amount // 2, TRADE, price="of the one that is chosen", numbers=OTHER_NUMBERS
