@@ -5,7 +5,9 @@ with gloo on the CPU, and `benchmarks/ranks.py` with NCCL on GPUs and a model of
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,7 @@ class Way:
 
 
 WAYS: dict[str, Way] = {}
+VARIANTS: dict[str, Way] = {}  # of the ways: other optimizers, accumulation, hooks
 OFFLOADED_LAYERS = 4  # of the large model's
 
 
@@ -78,6 +81,11 @@ def way(ranks: int = 2, needs: str = "", same: str = "bits") -> Callable[..., An
         return build
 
     return register
+
+
+def variant(build: Callable[[Place], Training]) -> Callable[[Place], Training]:
+    VARIANTS[build.__name__] = Way(build.__name__, build)
+    return build
 
 
 # ---------------------------------------------------------------- what all ways share
@@ -110,19 +118,21 @@ def trained(
     part: int | None = None,
     scope: Callable[..., Any] | None = None,
     mixed: bool = False,
+    make: Callable[..., Any] = torch.optim.AdamW,
+    micro: int = 1,
+    before_backward: Callable[[bool], None] = lambda last: None,
     before_step: Callable[[], None] = lambda: None,
 ) -> Training:
     """Trains `net` with AdamW. `part`: which data; by default each rank has its own."""
     ids, targets = batch(place, place.rank if part is None else part)
     # Parameters that are cut and others are in one optimizer: its loop over all at once cannot mix them.
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, foreach=False if mixed else None)
+    options = {"foreach": False} if mixed else {}
+    optimizer = make(net.parameters(), lr=1e-4, **options)
 
     def step() -> float:
-        if scope is None:
-            loss = loss_of(under_autocast(net, place, ids), targets)
-            loss.backward()
-        else:
-            with scope(ids, targets):
+        for number in range(micro):
+            before_backward(number == micro - 1)
+            with nullcontext() if scope is None else scope(ids, targets):
                 loss = loss_of(under_autocast(net, place, ids), targets)
                 loss.backward()
         before_step()
@@ -198,6 +208,57 @@ def ddp_checkpointed(place: Place) -> Training:
     return _ddp(place, net)
 
 
+def _accumulated(place: Place, **options: Any) -> Training:
+    """Two batches a step. Only the second one's gradients are summed over the ranks."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    whole = DistributedDataParallel(model(place), **options)
+
+    def sums(last: bool) -> None:
+        whole.require_backward_grad_sync = last
+
+    return trained(whole, place, micro=2, before_backward=sums)
+
+
+@variant
+def ddp_accumulated(place: Place) -> Training:
+    return _accumulated(place)
+
+
+@variant
+def ddp_views_accumulated(place: Place) -> Training:
+    return _accumulated(place, gradient_as_bucket_view=True)
+
+
+@variant
+def ddp_unused(place: Place) -> Training:
+    """Looks for parameters without a gradient in each step."""
+    return _ddp(place, find_unused_parameters=True)
+
+
+@variant
+def ddp_compressed(place: Place) -> Training:
+    """Buckets are sent in half precision."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    whole = DistributedDataParallel(model(place))
+    whole.register_comm_hook(None, fp16_compress_hook)
+    return trained(whole, place)
+
+
+@variant
+def ddp_zero(place: Place) -> Training:
+    """Each rank has the optimizer's state of some parameters, and sends them to the others."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+
+    def make(parameters: Any, **options: Any) -> Any:
+        return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, **options)
+
+    return trained(DistributedDataParallel(model(place)), place, make=make)
+
+
 # ---------------------------------------------------------------- sharded
 
 
@@ -209,26 +270,54 @@ def _sharded(place: Place, net: Transformer, mesh: Any, **options: Any) -> None:
     fully_shard(net, mesh=mesh, **options)
 
 
-def _fsdp(place: Place, *, checkpoint: bool = False, layers: int = 0, **options: Any) -> Training:
+def _fsdp(
+    place: Place,
+    *,
+    checkpoint: bool = False,
+    layers: int = 0,
+    make: Callable[..., Any] = torch.optim.AdamW,
+    **options: Any,
+) -> Training:
     net = model(place, layers)
     if checkpoint:
         checkpointed(net)
     _sharded(place, net, place.mesh(place.ranks, names=("shard",)), **options)
-    return trained(net, place)
+    return trained(net, place, make=make)
 
 
 @way()
 def fsdp1(place: Place) -> Training:
+    return _fsdp1(place, model(place))
+
+
+def _fsdp1(place: Place, net: nn.Module, **options: Any) -> Training:
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-    net = FullyShardedDataParallel(
-        model(place),
+    whole = FullyShardedDataParallel(
+        net,
         auto_wrap_policy=ModuleWrapPolicy({Layer}),
         device_id=torch.device(place.device),
         use_orig_params=True,
+        **options,
     )
-    return trained(net, place)
+    return trained(whole, place)
+
+
+@variant
+def fsdp1_mixed(place: Place) -> Training:
+    """Gathers and reduces in bfloat16."""
+    from torch.distributed.fsdp import MixedPrecision
+
+    half = torch.bfloat16
+    return _fsdp1(place, model(place), mixed_precision=MixedPrecision(half, half, half))
+
+
+@variant
+def fsdp1_checkpointed(place: Place) -> Training:
+    net = model(place)
+    checkpointed(net)
+    return _fsdp1(place, net)
 
 
 @way()
@@ -265,6 +354,30 @@ def fsdp2_checkpointed(place: Place) -> Training:
     return _fsdp(place, checkpoint=True)
 
 
+@variant
+def fsdp2_accumulated(place: Place) -> Training:
+    """Two batches a step. The first one's gradients stay whole."""
+    net = model(place)
+    _sharded(place, net, place.mesh(place.ranks, names=("shard",)))
+    sums: Callable[[bool], None] = net.set_requires_gradient_sync  # type: ignore[assignment]
+    return trained(net, place, micro=2, before_backward=sums)
+
+
+@variant
+def fsdp2_fused(place: Place) -> Training:
+    return _fsdp(place, make=partial(torch.optim.AdamW, fused=True))
+
+
+@variant
+def fsdp2_loop(place: Place) -> Training:
+    return _fsdp(place, make=partial(torch.optim.Adam, foreach=False))
+
+
+@variant
+def fsdp2_momentum(place: Place) -> Training:
+    return _fsdp(place, make=partial(torch.optim.SGD, momentum=0.9))
+
+
 @way(ranks=4)
 def hsdp(place: Place) -> Training:
     """Sharded inside groups of two; the groups hold the same."""
@@ -278,6 +391,7 @@ def hsdp(place: Place) -> Training:
 
 
 def _split(net: Transformer, mesh: Any) -> None:
+    """Cuts the matrices of each layer."""
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,
@@ -289,10 +403,43 @@ def _split(net: Transformer, mesh: Any) -> None:
         plan = {f"attention.{name}": columns() for name in ("query", "key", "value")}
         plan |= {"attention.out": rows(), "mlp.gate": columns(), "mlp.up": columns()}
         parallelize_module(layer, mesh, {**plan, "mlp.down": rows()})
-        shape = layer.attention.shape
-        layer.attention.shape = replace(
-            shape, heads=shape.heads // mesh.size(), kv_heads=shape.kv_heads // mesh.size()
-        )
+        _split_heads(layer, mesh)
+
+
+def _split_sequences(net: Transformer, mesh: Any) -> None:
+    """Cuts all matrices, and sequences where no matrix is."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    part, whole = Shard(1), Replicate()
+    gathers = PrepareModuleInput(input_layouts=part, desired_input_layouts=whole)
+    norm, columns, rows = (
+        SequenceParallel(),
+        ColwiseParallel(),
+        RowwiseParallel(output_layouts=part),
+    )
+    for layer in net.layers:
+        plan = {"norm_1": norm, "norm_2": norm, "attention": gathers, "mlp": gathers}
+        plan |= {f"attention.{name}": columns for name in ("query", "key", "value")}
+        plan |= {"attention.out": rows, "mlp.gate": columns, "mlp.up": columns, "mlp.down": rows}
+        parallelize_module(layer, mesh, plan)
+        _split_heads(layer, mesh)
+    tokens = RowwiseParallel(input_layouts=whole, output_layouts=part)
+    head = ColwiseParallel(input_layouts=part, output_layouts=whole)
+    parallelize_module(net, mesh, {"tokens": tokens, "norm": norm, "head": head})
+
+
+def _split_heads(layer: Any, mesh: Any) -> None:
+    shape, ranks = layer.attention.shape, mesh.size()
+    layer.attention.shape = replace(
+        shape, heads=shape.heads // ranks, kv_heads=shape.kv_heads // ranks
+    )
 
 
 @way()
@@ -300,6 +447,14 @@ def tensor_parallel(place: Place) -> Training:
     """Each matrix of a layer is cut; all ranks see the same data."""
     net = model(place)
     _split(net, place.mesh(place.ranks, names=("tensor",)))
+    return trained(net, place, part=0, mixed=True)
+
+
+@variant
+def sequence_parallel(place: Place) -> Training:
+    """As `tensor_parallel`. Between its matrices each rank has a part of each sequence."""
+    net = model(place)
+    _split_sequences(net, place.mesh(place.ranks, names=("tensor",)))
     return trained(net, place, part=0, mixed=True)
 
 
@@ -361,18 +516,13 @@ class Stage(nn.Module):
 
 def _pipeline(place: Place, each: int, schedule: Any) -> Training:
     """`each`: stages per rank."""
-    from torch.distributed.pipelining import PipelineStage
-
     stages = place.ranks * each
     own = [place.rank + place.ranks * n for n in range(each)]
     net = model(place)
     parts = [Stage(net, number, stages) for number in own]
     del net
-    device = torch.device(place.device)
-    made = [
-        PipelineStage(part, number, stages, device) for part, number in zip(parts, own, strict=True)
-    ]
     micro = 2 * place.ranks
+    made = [_stage(part, number, stages, place) for part, number in zip(parts, own, strict=True)]
     runs = schedule(made if each > 1 else made[0], n_microbatches=micro, loss_fn=loss_of)
     ids, targets = batch(place, 0, micro)
     parameters = [p for part in parts for p in part.parameters()]
@@ -392,12 +542,38 @@ def _pipeline(place: Place, each: int, schedule: Any) -> Training:
     return training
 
 
+def _stage(part: Stage, number: int, stages: int, place: Place) -> Any:
+    """One row goes in and out at a time. Its shapes are said, so that a stage needs none before it."""
+    from torch.distributed.pipelining import PipelineStage
+
+    shape, size = place.shape, (1, place.length)
+    hidden = torch.empty(*size, shape.width, device=place.device, requires_grad=True)
+    logits = torch.empty(*size, shape.vocabulary, device=place.device, requires_grad=True)
+    words = torch.empty(size, dtype=torch.int64, device=place.device)
+    return PipelineStage(
+        part,
+        number,
+        stages,
+        torch.device(place.device),
+        input_args=words if number == 0 else hidden,
+        output_args=logits if number == stages - 1 else hidden,
+    )
+
+
 @way()
 def pipeline(place: Place) -> Training:
     """Each rank has some layers; micro-batches go one forward, one backward."""
     from torch.distributed.pipelining import Schedule1F1B
 
     return _pipeline(place, 1, Schedule1F1B)
+
+
+@variant
+def pipeline_all_forward_first(place: Place) -> Training:
+    """All micro-batches go forward, and then backward."""
+    from torch.distributed.pipelining import ScheduleGPipe
+
+    return _pipeline(place, 1, ScheduleGPipe)
 
 
 @way()

@@ -2,8 +2,8 @@
 
 A block is known by its step, phase, category, operator and bytes. Its operator is the outermost one,
 or in backward the node of the graph: what those call inside differs between kernels and fake tensors.
-Every imagined block must be a real one. A real block that is not imagined must be an operator's
-scratch: the operator that took it frees it before it returns.
+Every imagined block must be a real one. A real block that is not imagined must be scratch: an operator's,
+which frees it before it returns, or of the library that talks to the other ranks.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from pytracer.analysis.facts import scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import NODE, OP, Tree
 from pytracer.data.recorded import Trace, once_per_trace
-from pytracer.data.schema import CATEGORIES, PHASE, PHASES, U32, Mask
+from pytracer.data.schema import CATEGORIES, PHASE, PHASES, ROLE, U32, Mask
 
 # The same act by another name: a number from Python becomes a tensor.
 _ALIKE = {"aten::lift_fresh": "aten::empty"}
@@ -65,13 +65,23 @@ def blocks(trace: Trace, which: Mask | None = None) -> Counter[Block]:
 
 @once_per_trace
 def scratch(trace: Trace) -> Mask:
-    """Per allocation, whether the operator that took it has freed it before it returned."""
+    """Per allocation, whether it is an operator's scratch or of the library between the ranks."""
     alloc, kernel = allocations(trace), _kernel(trace)
     made = kernel[alloc.scope]
     freed_in = np.where(alloc.end >= 0, trace.events.scope[alloc.end], 0)
     inside = (made != 0) & (kernel[freed_in] == made)
     number = (alloc.op == 0) & (alloc.requested_bytes <= _NUMBER)
-    result: Mask = (alloc.end >= 0) & (inside | number)
+    result: Mask = (alloc.end >= 0) & (inside | number) | _between_ranks(trace)
+    return result
+
+
+def _between_ranks(trace: Trace) -> Mask:
+    """Per allocation, whether gloo took it: on a thread of its own, or in a call that has its outputs."""
+    alloc, tree = allocations(trace), scopes.tree(trace)
+    calls = np.zeros(len(tree.kind), np.bool_)
+    calls[scopes.scopes_named(trace, lambda name: name.startswith("c10d::"))] = True
+    inside = scopes.nearest(tree.parent, calls)[alloc.scope] != 0
+    result: Mask = inside | (alloc.role == ROLE["collective"])
     return result
 
 

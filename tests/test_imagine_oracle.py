@@ -1,7 +1,7 @@
 """Imagined as the host, a program takes what it really takes there: block by block, but for scratch.
 
 This is the oracle of imagined runs that needs no GPU. What a card does otherwise (workspaces, its kernels
-of attention, its reductions) is held against recordings of a card: test_imagine_measured.py.
+of attention, its reductions) is held against recordings of a card: benchmarks/imagine.py.
 """
 
 import gc
@@ -56,6 +56,7 @@ def _trains(case: Case) -> None:
     run(case, make(case, "tiny", "cpu"))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", followed())
 def test_a_program_takes_what_it_is_imagined_to_take(name: str) -> None:
     """Each step, phase, category and operator has the same blocks; so the peaks are equal."""

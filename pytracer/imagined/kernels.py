@@ -113,7 +113,7 @@ class Kernels:
         self._run: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: grouped}
         self._run |= {**ctc.kernels(wants), **attention.kernels(wants, operator)}
         state = operator and scratch.of_dropout(operator.processors, operator.capability)
-        self._run |= recurrent.kernels(wants, state)
+        self._run |= recurrent.kernels(wants, state) | _waits()
 
     def __contains__(self, func: Any) -> bool:
         """Whether the operator has a kernel here."""
@@ -127,6 +127,15 @@ class Kernels:
         """Takes the scratch of the operator that ran, now that its results have memory."""
         while self._wanted:
             self._take(self._wanted.pop())
+
+
+def _waits() -> dict[Any, Callable[..., Any]]:
+    """A wait for other ranks returns its tensors themselves. Torch's fake kernels return new ones."""
+    if not torch.distributed.is_available():
+        return {}
+    namespace = torch.ops._c10d_functional
+    names = [name for name in ("wait_tensor", "wait_tensors") if hasattr(namespace, name)]
+    return {getattr(namespace, name).default: lambda waited: waited for name in names}
 
 
 def _grouped_product(
