@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from pytracer.capture import variables
-from tests.tiers import TIER
+from tests.tiers import TIER, too_many
 
 # Hundreds of processes import pytracer and these tests. Each would compile them again, where the
 # environment says that Python is to keep no bytecode.
@@ -39,9 +39,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`make test` leaves to the longer tiers what is marked `ci`, and both what is marked `nightly`."""
+    """`make test` leaves to the longer tiers what is marked `ci`, and both what is marked `nightly`.
+
+    Of each test it runs `tiers.MOST` cases at most, evenly spread, unless the command line names tests.
+    """
     longer = {"test": ("ci", "nightly"), "ci": ("nightly",), "nightly": ()}[TIER]
     left = {item for item in items if any(map(item.get_closest_marker, longer))}
+    if TIER == "test" and not any("::" in one or one.endswith(".py") for one in config.args):
+        left |= too_many([item for item in items if item not in left])
     if left:
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]

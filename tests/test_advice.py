@@ -116,6 +116,7 @@ def test_a_step_without_a_fused_optimizer() -> None:
     saves_what_it_says(sick, "free", "fused=True", plain_optimizer=False)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("words", [32, 2048])
 def test_an_evaluation_with_grad_mode(words: int) -> None:
     sick = Made(evaluates="with grad", words=words)

@@ -107,6 +107,7 @@ CASES = st.one_of(
 )
 
 
+@pytest.mark.ci
 @settings(max_examples=900, deadline=None)
 @given(CASES)
 def test_random_streams_are_replayed_as_the_plain_allocator_does(case):
@@ -158,6 +159,7 @@ REACHED = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("what", REACHED)
 def test_the_random_streams_reach_every_rule(what):
     """A rule that no stream reaches would be one that nobody has held against the plain allocator."""

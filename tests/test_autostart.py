@@ -93,6 +93,7 @@ def test_nothing_is_imported_before_the_program_asks(tmp_path: Path, site: Path)
     assert (ran.returncode, ran.stdout) == (0, "1 False 1.0\n"), ran.stderr
 
 
+@pytest.mark.ci
 def test_it_is_told_what_to_record(tmp_path: Path, site: Path) -> None:
     write(tmp_path, TRAIN, "for _ in range(6): step()\n")
     asked = "path=out/run.pytrace, steps=2, skip=3, watch=0, stacks=1, json=out/run.json"
@@ -149,6 +150,7 @@ def test_a_value_that_is_none_names_the_allowed_ones(asked: str, problem: str) -
         recording.in_environment(asked)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("way", "code"),
     first_of(

@@ -186,6 +186,7 @@ PROGRAMS: list[Program] = [
 ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_the_peak_of_a_plan_is_the_peak_of_the_run(program: Program) -> None:
     """Within half a percent, for the first plan of the frontier and the last."""

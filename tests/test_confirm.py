@@ -747,6 +747,7 @@ def confirmed(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_the_fast_ones_are_judged_as_they_are(confirmed: Path, capsys) -> None:
     code = main(["confirm", *FAST, "--json", "--device", "cpu", "--out", str(confirmed / "out")])

@@ -105,6 +105,7 @@ def instructions(program: Path, what: str, times: int) -> int:
     return int(found[1])
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "limit"), LIMITS.items(), ids=LIMITS)
 def test_instructions_in_the_core(driver: Path, what: str, limit: int) -> None:

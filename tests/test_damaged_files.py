@@ -41,6 +41,7 @@ def table_of(chunk: bytes) -> int:
 # ---------------------------------------------------------------- many kills, many mutations
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_killed_recordings_finished_steps_are_those_of_one_that_was_not_killed(
     tmp_path: Path,
@@ -57,6 +58,7 @@ def test_a_killed_recordings_finished_steps_are_those_of_one_that_was_not_killed
     assert sum(each.finished_steps > 0 for each in found) > count  # else little was compared
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_damaged_file_is_refused_or_says_so_or_has_the_same_totals(tmp_path: Path) -> None:
     """Of every kind, through every view, command and export."""

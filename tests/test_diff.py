@@ -98,6 +98,7 @@ made_blocks = st.lists(
 )
 
 
+@pytest.mark.ci
 @given(
     made_blocks,
     made_blocks,

@@ -206,12 +206,14 @@ def test_views_of_buckets_save_what_is_said(batch: int, group: None) -> None:
     assert train(views=True, fused=True).peak.bytes <= changes.together(t.data, "cpu")
 
 
+@pytest.mark.ci
 def test_buckets_that_gradients_are_views_of_are_gradients(trained) -> None:
     found = trained("view")
     assert found["at_end"]["gradients"] == 4 * found["parameters"]
     assert found["most"]["communication"] < 1024
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_fsdp_has_its_shards_and_what_it_gathers_as_weights(trained) -> None:
     found = trained("fsdp")

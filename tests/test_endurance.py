@@ -207,6 +207,7 @@ def test_losses_are_streamed_with_the_trace(tmp_path: Path) -> None:
     assert loaded.data.losses["lost_alloc"] == 150
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_full_log_costs_no_more_memory() -> None:
     """Two million refused events need no room."""
@@ -301,6 +302,7 @@ def test_the_programs_own_exception_is_not_hidden_by_a_full_disk(tmp_path: Path)
     assert ended["err"].splitlines()[-1] == "ZeroDivisionError: the program's own"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("way", ["ends the trace", "never ends it"])
 def test_a_forked_child_does_not_wait_and_the_file_is_its_parents(way: str, tmp_path: Path) -> None:
     path = tmp_path / "run.pytrace"
@@ -380,6 +382,7 @@ def test_threads_that_train_for_long_do_not_meet_in_each_others_gradients() -> N
     assert at_once <= 4 * 40 * 80
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_threads_that_come_and_go_leave_next_to_nothing() -> None:
     """DataParallel starts one per replica in each forward."""

@@ -449,6 +449,7 @@ def test_no_setting_is_advised_for_a_cache_where_it_is_on_already() -> None:
     assert "no setting" in row.change
 
 
+@pytest.mark.ci
 def test_autocasts_copies_of_the_weights_are_twins_and_no_mistake() -> None:
     """They are said where memory is short, and accuse nobody."""
     model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512))
@@ -480,6 +481,7 @@ def trained_in(dtype: torch.dtype, batch: int) -> trace:
     return t
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("batch", [1024, 2048])
 def test_weights_in_16_bits_save_at_least_what_is_said(batch: int) -> None:
     t = trained_in(torch.float32, batch)

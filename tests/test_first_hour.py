@@ -170,6 +170,7 @@ def test_a_misspelt_name_is_answered_by_the_right_one(
     assert outcome.err.count("\n") == 1
 
 
+@pytest.mark.ci
 def test_a_refused_trial_leaves_no_trace(here: Path) -> None:
     """`--checkpoint nope` ends before the first step, so its file would hold nothing."""
     Path("train.py").write_text(

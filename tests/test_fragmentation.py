@@ -330,6 +330,7 @@ def mapped_runs(draw: st.DrawFn) -> tuple[TraceBuilder, set[int], set[int]]:
     return b, mapped, taken
 
 
+@pytest.mark.ci
 @settings(max_examples=150)
 @given(mapped_runs())
 def test_gaps_are_what_is_mapped_and_not_used(run: tuple[TraceBuilder, set[int], set[int]]) -> None:

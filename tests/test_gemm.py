@@ -450,6 +450,7 @@ def multiplied(
     return seen
 
 
+@pytest.mark.ci
 @given(
     st.sampled_from(["bf16", "fp32", "fp8", "int8"]),
     st.tuples(*[st.integers(17, 900)] * 3),
@@ -561,6 +562,7 @@ def test_the_timer_stops_when_it_knows_enough(monkeypatch: pytest.MonkeyPatch) -
     assert noisy.doubt > 0.05
 
 
+@pytest.mark.ci
 def test_many_candidates_are_known_as_well_as_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time is given to each of them: seventeen sizes of a curve get the rounds that two get."""
     timer = Timer(CPU, dataclasses.replace(QUICK, seconds=1, noise=0.0))
@@ -602,6 +604,7 @@ def test_each_order_runs_forwards_and_backwards(monkeypatch: pytest.MonkeyPatch)
     assert len(set(map(tuple, orders))) > 20
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("sizes", [(8,), (8, 9), (8, 16, 24, 32)])
 def test_a_device_that_slows_down_changes_no_ratio(
     sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

@@ -102,6 +102,7 @@ def _nothing_alive() -> Iterator[None]:
 # ---------------------------------------------------------------- against the real run
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_imagined_run_requests_what_the_real_one_does(name: str) -> None:
     """On the host's memory, which is here to be compared: the peak to the byte, each category."""
@@ -682,6 +683,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "train.py"
 
 
+@pytest.mark.ci
 def test_a_script_is_imagined_on_each_card_and_stopped(
     script: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -710,6 +712,7 @@ def test_a_script_that_fits_on_no_card_exits_with_3(
     assert "T4  14.6 GiB  does not fit" in capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_what_cannot_be_imagined_is_one_line_of_the_script(
     script: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,7 @@ def prepare(here: Path, names: list[str]) -> dict[str, user_files.Entry]:
     return user_files.record(here)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.usefixtures("way")
 def test_imagined_writers_change_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,6 +96,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_block_of_writers_changes_nothing(here: Path, tmp_path: Path) -> None:
     """`pytracer.imagine()` in Python makes the same promise."""
@@ -110,6 +112,7 @@ def test_a_block_of_writers_changes_nothing(here: Path, tmp_path: Path) -> None:
     assert user_files.record(here) == before
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("way")
 def test_the_command_lists_and_keeps_what_was_written(
     here: Path, capsys: pytest.CaptureFixture[str]
@@ -149,6 +152,7 @@ def test_unprotected_runs_write_for_real(
     assert (here / "log.csv").exists()
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("way")
 def test_a_program_that_fails_writes_nothing(
     here: Path, capsys: pytest.CaptureFixture[str]
@@ -162,6 +166,7 @@ def test_a_program_that_fails_writes_nothing(
     assert user_files.record(here) == before
 
 
+@pytest.mark.ci
 def test_a_search_changes_nothing(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +184,7 @@ def test_a_search_changes_nothing(
     assert user_files.record(here) == before
 
 
+@pytest.mark.ci
 def test_a_verification_changes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The program runs for real, and its files are private all the same."""
     user_files.make(here)
@@ -248,6 +254,7 @@ def test_a_trace_inside_is_the_runs(tmp_path: Path) -> None:
     assert later.peak.bytes == 4000
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("variable", ["PYTRACER", "PYTRACER=steps=1"])
 def test_a_program_that_traces_itself_is_imagined(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str

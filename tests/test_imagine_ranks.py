@@ -53,6 +53,7 @@ def sharded() -> Any:
     return model
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("size", [2, 64, 512])
 def test_fsdp2_keeps_a_share_of_everything_and_gathers_one_block_at_a_time(size: int) -> None:
     """On meshes of any size, whose coordinates torch looks up by value."""

@@ -72,6 +72,7 @@ def test_a_card_that_was_not_measured_has_room_for_context_and_libraries() -> No
     assert t.fits(), "an H200 was measured: 744 MiB"
 
 
+@pytest.mark.ci
 def test_the_largest_batch_leaves_room_beside_the_allocator(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

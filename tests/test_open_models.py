@@ -32,6 +32,7 @@ def pairs() -> list[Any]:
     return found
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # a model that returns a view
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize(("name", "way"), pairs())

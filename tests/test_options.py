@@ -15,6 +15,7 @@ from tests.tiers import by_tier
 BLOCK = 400
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(by_tier(1, 4, 13)))
 def test_random_command_lines_end_in_a_documented_way(block: int, tmp_path: Path) -> None:

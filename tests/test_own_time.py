@@ -66,6 +66,7 @@ def busy_neighbours(count: int) -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_other_programs_on_the_machine_do_not_make_recording_look_dearer() -> None:
     traced()  # what is made once

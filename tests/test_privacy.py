@@ -118,6 +118,7 @@ EXPORTS = (
 )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", EXPORTS)
 def test_an_anonymous_export_has_no_byte_of_host_user_and_paths(
     name: str, house: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

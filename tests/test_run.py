@@ -338,6 +338,7 @@ def test_without_a_watch_a_late_failure_says_how_to_have_it_explained(tmp_path: 
     ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("steps", "asked", "kept"),
     first_of(

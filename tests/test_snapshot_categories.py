@@ -61,6 +61,7 @@ def read(snapshot: dict[str, Any], folder: Path) -> Any:
     return pytracer.load(path)
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", first_of([*_FIRST, *(name for name in PROGRAMS if name not in _FIRST)], len(_FIRST))

@@ -227,6 +227,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("option", ["--checkpoint", "--offload"])
 def test_the_command_ends_with_one_line_and_no_file(option: str, tmp_path: Path) -> None:
     ran = run(tmp_path, option, "[0],nope", "train.py", "steps")

@@ -121,6 +121,7 @@ def test_each_verification_is_a_line_with_what_it_holds_for(
     assert lines[0].keys() >= {"torch", "cuda", "cudnn", "device", "date", "pytracer"}
 
 
+@pytest.mark.ci
 def test_the_program_ends_with_the_steps_of_the_trace(
     folder: Path, recordings: dict[int, Path]
 ) -> None:

@@ -190,6 +190,7 @@ LOOPS: dict[str, tuple[Any, Any, str]] = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("mode", ["default", "category"])
 @pytest.mark.parametrize("name", LOOPS)
 def test_what_an_earlier_step_shows_is_still_known(name: str, mode: str) -> None:

@@ -238,6 +238,7 @@ def steps(count):
 """
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [["--no-watch"], []])
 def test_without_watching_nothing_listens_after_the_steps_to_keep(

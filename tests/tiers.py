@@ -1,12 +1,14 @@
 """How much of a long proof runs: `make test` has ten minutes, `.ci/run` thirty, `make nightly` all night."""
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 TIERS = ("test", "ci", "nightly")
+MOST = 12  # cases of one test in `make test`
 TIER = os.environ.get("PYTRACER_TIER", "test")
 if TIER not in TIERS:
     raise SystemExit(f"PYTRACER_TIER={TIER} is none of the tiers: it is one of {', '.join(TIERS)}")
@@ -23,3 +25,16 @@ def first_of(
 
 def by_tier(test: int, ci: int, nightly: int) -> int:
     return (test, ci, nightly)[TIERS.index(TIER)]
+
+
+def too_many(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Those that are left out if each test has at most `MOST` cases, for a GPU and for none."""
+    cases = defaultdict(list)
+    for item in items:
+        test, _, _ = item.nodeid.partition("[")
+        cases[test, item.get_closest_marker("cuda") is not None].append(item)
+    left: set[pytest.Item] = set()
+    for each in cases.values():
+        kept = {len(each) * number // MOST for number in range(MOST)}
+        left |= {item for at, item in enumerate(each) if at not in kept}
+    return left

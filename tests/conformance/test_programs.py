@@ -142,6 +142,7 @@ def categories_of_a_run(seconds: float) -> list[tuple[str, str, int]]:
     return list(zip(*columns, strict=True))
 
 
+@pytest.mark.ci
 def test_the_same_program_has_the_same_categories_in_ten_runs_and_under_load() -> None:
     stop = threading.Event()
 

@@ -169,6 +169,7 @@ def collectives_nobody_waits_for(device: str, block: Block) -> Any:
     return kept
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("mode", first_of(MODES))
 @pytest.mark.parametrize(
     "run",
@@ -333,6 +334,7 @@ def test_each_process_of_a_family_records_its_own(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------- Ctrl-C
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "times"),
@@ -476,6 +478,7 @@ def ends(program: str, mode: str, path: Path) -> tuple[int, str, str]:
     return ended.returncode, ended.stdout, ended.stderr
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", first_of(OPEN_AT_THE_END))
 def test_a_trace_that_is_open_when_the_process_ends_says_nothing(name: str, tmp_path: Path) -> None:
     """The exit status and both outputs are those of the untraced program; its file is whole."""
