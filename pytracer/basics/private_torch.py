@@ -28,6 +28,7 @@ backward_pass_number: Callable[[], int]
 backward_runner: Callable[..., Any]
 bindings: Any
 code_generator: Any
+collectives: Any
 default_store: Callable[[], Any]
 device_mesh: Any
 dispatch_keys: Any
@@ -106,6 +107,7 @@ NAMES = {
     ),
     "bindings": Private("torch._C:", _IMAGINE),
     "code_generator": Private("torchgen:", _IMAGINE),
+    "collectives": Private("torch:ops._c10d_functional", _IMAGINE),
     "device_mesh": Private("torch.distributed.device_mesh:DeviceMesh", _IMAGINE),
     "dispatch_keys": Private("torch._C:DispatchKey", _IMAGINE),
     "dynamo_limits": Private("torch._dynamo.config:", _GEMM),

@@ -133,9 +133,9 @@ def _waits() -> dict[Any, Callable[..., Any]]:
     """A wait for other ranks returns its tensors themselves. Torch's fake kernels return new ones."""
     if not torch.distributed.is_available():
         return {}
-    namespace = torch.ops._c10d_functional
-    names = [name for name in ("wait_tensor", "wait_tensors") if hasattr(namespace, name)]
-    return {getattr(namespace, name).default: lambda waited: waited for name in names}
+    operators = private_torch.collectives
+    names = [name for name in ("wait_tensor", "wait_tensors") if hasattr(operators, name)]
+    return {getattr(operators, name).default: lambda waited: waited for name in names}
 
 
 def _grouped_product(
