@@ -43,6 +43,7 @@ from benchmarks.imagine_programs import (  # noqa: E402
     of,
     words,
 )
+from programs import parallel  # noqa: E402
 
 RANKS = 2
 STEPS = 3
@@ -223,6 +224,32 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     ),
     "pipeline, two unequal stages": pipeline,
 }
+
+
+def small(name: str) -> Callable[[], None]:
+    """A way of `programs/parallel.py`, of a Llama with 0.16 B parameters."""
+
+    def program() -> None:
+        import torch.distributed as dist
+
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl")
+        place = parallel.Place(dist.get_rank(), RANKS, str(device), "middle")
+        training = SMALL[name].build(place)
+        for _ in range(STEPS):
+            training.step()
+        dist.destroy_process_group()
+
+    return program
+
+
+SMALL = {
+    name: way
+    for name, way in (parallel.WAYS | parallel.VARIANTS).items()
+    if way.ranks == RANKS and name != "fsdp2_offloaded"
+}
+PROGRAMS |= {f"small Llama, {name.replace('_', ' ')}": small(name) for name in SMALL}
 
 # ---------------------------------------------------------------- how they run
 

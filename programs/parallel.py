@@ -25,7 +25,7 @@ class Place:
     rank: int
     ranks: int
     device: str  # "cpu", "cuda:0"
-    size: str = "tiny"
+    size: str = "tiny"  # or "middle", "large"
 
     @property
     def kind(self) -> str:
@@ -35,7 +35,11 @@ class Place:
     def shape(self) -> Shape:
         shape = llama_shape(self.size, tied=False)
         # Four layers, so that each of four stages has one.
-        return replace(shape, layers=4, kv_heads=4) if self.size == "tiny" else shape
+        if self.size == "tiny":
+            return replace(shape, layers=4, kv_heads=4)
+        if self.size == "middle":
+            return replace(shape, layers=8, width=1024, heads=16, inner=2816)
+        return shape
 
     @property
     def rows(self) -> int:
@@ -43,7 +47,7 @@ class Place:
 
     @property
     def length(self) -> int:
-        return 16 if self.size == "tiny" else 2048
+        return {"tiny": 16, "middle": 1024, "large": 2048}[self.size]
 
     def mesh(self, *sizes: int, names: tuple[str, ...]) -> Any:
         return distributed.init_device_mesh(self.kind, sizes, mesh_dim_names=names)

@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-import pyte
 import pytest
 
 import pytracer
@@ -34,6 +33,7 @@ from pytracer.export import (
 from pytracer.export.terminal import Terminal
 from tests.trace_builder import TraceBuilder
 
+pyte = pytest.importorskip("pyte", reason="needs pyte, which stands for a terminal")
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "data"
 KEYS = ("category", "module", "op", "line", "phase")

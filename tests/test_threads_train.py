@@ -2,9 +2,11 @@
 
 import asyncio
 import queue
+import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -155,6 +157,68 @@ def test_models_trained_at_once_have_each_their_phases(mode: dict[str, Any]) -> 
     alone = run(three(), one_after_another)
     for _ in range(by_tier(1, 3, 10)):
         assert run(three(), at_once) == alone
+
+
+class Turns:
+    """Threads that work one at a time. Which is next after each piece of work is drawn."""
+
+    def __init__(self, seed: int, works: list[Callable[[Work], None]]) -> None:
+        self.random = random.Random(seed)
+        self.may_go = [threading.Semaphore(0) for _ in works]
+        self.at_work = list(range(len(works)))
+        threads = [
+            threading.Thread(target=self.work, args=(number, work))
+            for number, work in enumerate(works)
+        ]
+        for thread in threads:
+            thread.start()
+        self.let_one_go()
+        for thread in threads:
+            thread.join()
+
+    def work(self, number: int, work: Callable[[Work], None]) -> None:
+        def wait() -> None:
+            self.let_one_go()
+            self.may_go[number].acquire()
+
+        self.may_go[number].acquire()
+        try:
+            work(wait)
+        finally:
+            self.at_work.remove(number)
+            self.let_one_go()
+
+    def let_one_go(self) -> None:
+        if self.at_work:
+            self.may_go[self.random.choice(self.at_work)].release()
+
+
+def in_pieces(training: Training, wait: Work) -> None:
+    for _ in range(STEPS):
+        wait()
+        x, y = torch.randn(32, 16), torch.randint(0, training.outputs, (32,))
+        wait()
+        logits = training.model(x)
+        wait()
+        training.loss = nn.functional.cross_entropy(logits, y)
+        del x, y, logits
+        wait()
+        training.backward()
+        wait()
+        training.update()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_models_that_take_turns_have_each_their_phases(mode: dict[str, Any]) -> None:
+    def run(start: Callable[[list[Callable[[Work], None]]], Any]) -> list[Any]:
+        trainings = [Training(1000 + 8 * number) for number in range(3)]
+        with pytracer.trace(devices="cpu", table=False, **mode) as t:
+            start([partial(in_pieces, training) for training in trainings])
+        return [words_of(t, training) for training in trainings]
+
+    alone = run(lambda works: [work(lambda: None) for work in works])
+    for seed in range(by_tier(3, 10, 100)):
+        assert run(partial(Turns, seed)) == alone, seed
 
 
 def fed(batches: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

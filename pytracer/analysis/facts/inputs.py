@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from pytracer.analysis.facts import saved_tensors, scopes, timelines
 from pytracer.analysis.facts.evidence import Categories, Evidence
-from pytracer.analysis.facts.phases import MISSING, Moments
+from pytracer.analysis.facts.phases import MISSING, Moments, intervals_at
 from pytracer.analysis.facts.reads import Proof
 from pytracer.analysis.facts.timelines import DATA, FORWARD, OTHER
 from pytracer.data.recorded import Trace
@@ -122,9 +122,8 @@ def _for_a_later_forward(
 
     It was made while another forward waited for its backward, by no module and with no graph.
     """
-    tree, line = scopes.tree(trace), timelines.timeline(trace)
-    scope = moments.made_scope[about]
-    now = line.interval[line.stretch_at(trace.events.ticks[events])]
+    tree, scope = scopes.tree(trace), moments.made_scope[about]
+    now = intervals_at(trace, events)
     is_ahead: Mask = (moments.made_phase[about] == FORWARD) & (moments.made_interval[about] != now)
     is_ahead &= (tree.op[scope] != 0) & (tree.module[scope] == 0)
     if is_ahead.any():

@@ -175,6 +175,13 @@ def _leave_engine_threads_to_the_timeline(trace: Trace, tree: Tree, phase: U8) -
     phase[again[tree.module] & (phase == FORWARD)] = RECOMPUTE
 
 
+def intervals_at(trace: Trace, position: NDArray[np.integer]) -> I32:
+    """The interval of each of these events' own line of work, at its tick."""
+    line = np.maximum(_line_of(trace, position.astype(np.int32)), 0)
+    _, interval = _on_lines(trace, line, trace.events.ticks[position])
+    return interval
+
+
 @dataclass(frozen=True)
 class Moments:
     """When and in which scope each allocation was made and given back."""
