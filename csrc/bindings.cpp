@@ -44,6 +44,11 @@ namespace pytracer {
 
 namespace {
 
+// A block that an imagined card needs for longer than the program does.
+struct Hold {
+  std::shared_ptr<imagined::PossibleBlock> block;  // null: there is none
+};
+
 // ------------------------------------------------------------------ sessions
 
 py::dict status() {
@@ -531,6 +536,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("kept_alone", &kept_alone);
   m.def("memory_of", &memory_of);
   m.def("fields_of", &fields_of);
+  py::class_<Hold>(m, "ImaginedHold")
+      .def("__bool__", [](const Hold& held) { return held.block != nullptr; })
+      .def_property_readonly("let_go", [](const Hold& held) {
+        return held.block != nullptr && imagined::is_let_go(*held.block);
+      });
   py::class_<imagined::Device>(m, "ImaginedDevice")
       .def(py::init([](bool is_cuda, const py::dict& rules) {
              return std::make_unique<imagined::Device>(
@@ -550,14 +560,14 @@ PYBIND11_MODULE(_C, m) {
              return device.resized(storage_of(storage));
            })
       .def("keep", &imagined::Device::keep, py::arg("amount"), py::arg("label"))
-      .def("hold",
-           [](imagined::Device& device, py::handle tensor) {
-             using Kept = std::shared_ptr<imagined::PossibleBlock>;
-             auto kept = std::make_unique<Kept>(device.hold(tensor_of(tensor)));
-             return py::capsule(kept.release(), [](void* it) { delete static_cast<Kept*>(it); });
-           })
+      .def(
+          "hold",
+          [](imagined::Device& device, py::handle tensor, uint64_t but_of) {
+            return Hold{device.hold(tensor_of(tensor), but_of)};
+          },
+          py::arg("tensor"),
+          py::arg("but_of") = imagined::kNoStream)
       .def("take", &imagined::Device::take, py::arg("least"), py::arg("most"))
-      .def("use", &imagined::Device::use, py::arg("stream"))
       .def("trim", &imagined::Device::trim)
       .def("counters", &counters_of)
       .def("bounds",
@@ -568,6 +578,15 @@ PYBIND11_MODULE(_C, m) {
            })
       .def("close", &imagined::Device::close);
   py::class_<imagined::Guard>(m, "ImaginedGuard").def(py::init<>());
+  m.def("take_uses_of_passes", [] {
+    std::vector<std::pair<uint64_t, Hold>> uses;
+    for (auto& [stream, block] : imagined::take_uses_of_passes()) {
+      uses.emplace_back(stream, Hold{std::move(block)});
+    }
+    return uses;
+  });
+  m.def("imagined_stream", &imagined::stream);
+  m.def("use_imagined_stream", &imagined::use_stream, py::arg("number"));
   m.def("ground", [](py::handle fake, py::handle real) {
     imagined::ground(tensor_of(fake), storage_of(real));
   });

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytracer
 from pytracer import errors
 from pytracer.imagined import ranks
 
+MIB = 1 << 20
 WIDTH, LAYERS = 256, 4
 BLOCK = 8 * WIDTH * WIDTH + 5 * WIDTH  # parameters of one block
 
@@ -261,9 +263,62 @@ def test_each_stream_has_blocks_of_its_own() -> None:
     assert reserved(aside=True) == 128 << 20
 
 
-# ---------------------------------------------------------------- what NCCL keeps
+def test_a_backward_runs_on_the_streams_of_its_forward() -> None:
+    """As on a card: autograd goes to the stream that was the current one when it made the node."""
+    with pytracer.imagine("H100") as t:
+        stream = torch.cuda.Stream()
+        on: list[Any] = []
 
-MIB = 1 << 20
+        def note(gradient: torch.Tensor) -> None:
+            on.append(torch.cuda.current_stream())
+
+        x = torch.ones(1000, device="cuda", requires_grad=True)
+        first = x * 2
+        with torch.cuda.stream(stream):
+            second = first * 3
+            second.register_hook(note)
+        (second * 5).sum().backward()
+        assert on == [stream]
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    rows = t.allocations()
+    of = rows[(rows.phase == "backward") & (rows.requested_bytes == 4000)]
+    assert sorted(of.stream - rows.stream.min()) == [0, 0, stream.stream_id]
+
+
+def test_a_block_that_another_stream_uses_ends_when_that_has_come_so_far() -> None:
+    def most(*acts: Callable[[Any], object], on_its_own: bool = False) -> int:
+        """The upper bound of the peak in MiB, with another 4 MiB made at the end."""
+        with pytracer.imagine("H100") as t:
+            late = types.SimpleNamespace(one=torch.ones(MIB, device="cuda"))
+            late.stream = None if on_its_own else torch.cuda.Stream()
+            late.one.record_stream(late.stream or torch.cuda.current_stream())
+            late.event = torch.cuda.Event()
+            for act in acts:
+                act(late)
+            torch.empty(MIB, device="cuda")
+        return int(t.data.meta["imagined"].get("peak_at_most", t.peak.bytes)) // MIB
+
+    def lets_go(late: Any) -> None:
+        del late.one
+
+    def records(late: Any) -> None:
+        late.event.record(late.stream)
+
+    def waits(late: Any) -> None:
+        late.event.synchronize()
+
+    assert most() == 8
+    assert most(lets_go, on_its_own=True) == 4
+    assert most(lets_go) == 8
+    assert most(lets_go, lambda late: late.stream.synchronize()) == 4
+    assert most(lets_go, lambda late: torch.cuda.synchronize()) == 4
+    assert most(lets_go, lambda late: torch.cuda.current_stream().synchronize()) == 8
+    assert most(lets_go, records, waits) == 4
+    assert most(records, lets_go, waits) == 8
+    assert most(lambda late: torch.cuda.synchronize(), lets_go) == 8
+
+
+# ---------------------------------------------------------------- what NCCL keeps
 
 
 def bytes_of(program: Callable[[Any], None]) -> tuple[int, int]:

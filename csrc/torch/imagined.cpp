@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bitset>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -66,6 +67,9 @@ double share_of(size_t number, uint64_t least, uint64_t most) {
   return way.lowest + (way.highest - way.lowest) * drawn(~range);
 }
 
+// The stream that new blocks of this thread are for.
+static thread_local uint64_t current_stream = 0;
+
 // One way that the blocks may lie: the allocator's model, and the bytes that it was asked for.
 struct Placement {
   Placement(AllocatorRules rules, AllocatorModel::Segments segments)
@@ -109,7 +113,7 @@ struct Memory : std::enable_shared_from_this<Memory> {
         possible(ways(given)),
         sure(std::move(given), [this](bool taken, uint64_t address, uint64_t bytes) {
           if (has_segments()) {
-            uint64_t of = taken ? stream : streams.at(address);
+            uint64_t of = taken ? current_stream : streams.at(address);
             taken ? void(streams[address] = of) : void(streams.erase(address));
             record(taken ? segments.first : segments.second, recorded(address), bytes, of);
           }
@@ -141,7 +145,7 @@ struct Memory : std::enable_shared_from_this<Memory> {
   std::pair<Action, Action> segments;    // the actions by which they come and go
   bool is_open = false;                  // the mutex guards this and all below
   std::mutex mutex;                      // a leaf: tensors die on any thread
-  uint64_t stream = 0;                   // that new blocks are for
+  uint64_t blocks = 0;                   // that have ended
   std::map<uint64_t, uint64_t> streams;  // by segment
   std::deque<Placement> possible;        // with what the card may take beside what is sure
   Placement sure;                        // what is recorded
@@ -152,7 +156,7 @@ struct PossibleBlock {
   // With the lock.
   PossibleBlock(std::shared_ptr<Memory> of, uint64_t size) : memory(std::move(of)), bytes(size) {
     for (size_t i = 0; i < kWays.size(); ++i) {
-      numbers[i] = memory->possible[i].allocate(bytes, memory->stream).number;
+      numbers[i] = memory->possible[i].allocate(bytes, current_stream).number;
     }
   }
 
@@ -163,14 +167,39 @@ struct PossibleBlock {
     if (memory != nullptr) {
       std::lock_guard lock(memory->mutex);
       for (size_t i = 0; i < kWays.size(); ++i) {
-        memory->possible[i].free(numbers[i], bytes);
+        free(i);
       }
+    }
+  }
+
+  // With the lock: the program lets go. If the card may still need the block, some placements keep
+  // it, the first one always.
+  void let_go() {
+    is_let_go = true;
+    uint64_t block = memory->blocks++ * kWays.size();
+    for (size_t i = 1; i < kWays.size(); ++i) {
+      if (drawn(block + i) < share(i)) {
+        free(i);
+      }
+    }
+  }
+
+  static double share(size_t way) {
+    return static_cast<double>(way) / static_cast<double>(kWays.size());
+  }
+
+  void free(size_t way) {
+    if (!ended.test(way)) {
+      ended.set(way);
+      memory->possible[way].free(numbers[way], bytes);
     }
   }
 
   std::shared_ptr<Memory> memory;  // null: the block never ends
   uint64_t bytes;
   std::array<uint32_t, kWays.size()> numbers{};
+  bool is_let_go = false;  // the memory's mutex guards this and below
+  std::bitset<kWays.size()> ended;
 };
 
 namespace {
@@ -197,6 +226,7 @@ void end(void* context) {
   memory.record(Action::kFreeRequested, address, held->bytes, held->stream);
   memory.record(Action::kFreeCompleted, address, held->bytes, held->stream);
   memory.sure.free(held->number, held->bytes);
+  held->possible->let_go();
 }  // and then, without the lock, its possible places
 
 // Zero bytes have an owner, too: the storage may grow.
@@ -206,11 +236,11 @@ std::unique_ptr<Held> begin(Memory& memory, uint64_t bytes) {
     return std::unique_ptr<Held>(new Held{std::move(shared), 0, 0, 0, 0, nullptr});
   }
   std::lock_guard lock(memory.mutex);
-  auto [number, address] = memory.sure.allocate(bytes, memory.stream);
-  memory.record(Action::kAlloc, recorded(address), bytes, memory.stream);
+  auto [number, address] = memory.sure.allocate(bytes, current_stream);
+  memory.record(Action::kAlloc, recorded(address), bytes, current_stream);
   auto possible = std::make_shared<PossibleBlock>(shared, bytes);
   return std::unique_ptr<Held>(
-      new Held{std::move(shared), number, address, bytes, memory.stream, std::move(possible)});
+      new Held{std::move(shared), number, address, bytes, current_stream, std::move(possible)});
 }
 
 void end_ground(void* context) {
@@ -315,14 +345,37 @@ void Device::keep(uint64_t bytes, uint32_t label) {
   memory_->record(Action::kLabel, recorded(held->model_address), label, held->stream);
 }
 
-std::shared_ptr<PossibleBlock> Device::hold(const at::Tensor& tensor) {
-  const Held* held = held_by(private_torch::data_of(tensor));
-  return held == nullptr ? nullptr : held->possible;
+namespace {
+
+// The block of this pointer, if another stream made it.
+std::shared_ptr<PossibleBlock> used_beside(const c10::DataPtr& data, uint64_t stream) {
+  const Held* held = held_by(data);
+  return held == nullptr || held->stream == stream ? nullptr : held->possible;
+}
+
+thread_local std::vector<Use> uses_of_passes;
+
+}  // namespace
+
+std::shared_ptr<PossibleBlock> Device::hold(const at::Tensor& tensor, uint64_t but_of) {
+  return used_beside(private_torch::data_of(tensor), but_of);
+}
+
+std::vector<Use> take_uses_of_passes() {
+  return std::exchange(uses_of_passes, {});
+}
+
+bool is_let_go(const PossibleBlock& block) {
+  if (block.memory == nullptr) {
+    return false;
+  }
+  std::lock_guard lock(block.memory->mutex);
+  return block.is_let_go;
 }
 
 void Device::take(uint64_t least, uint64_t most) {
   std::lock_guard lock(memory_->mutex);
-  uint64_t stream = memory_->stream;
+  uint64_t stream = current_stream;
   if (least != 0) {
     auto [number, address] = memory_->sure.allocate(least, stream);
     for (Action action : {Action::kAlloc, Action::kFreeRequested, Action::kFreeCompleted}) {
@@ -353,9 +406,12 @@ void Device::close() {
   memory_->is_open = false;
 }
 
-void Device::use(uint64_t stream) {
-  std::lock_guard lock(memory_->mutex);
-  memory_->stream = stream;
+uint64_t stream() {
+  return current_stream;
+}
+
+void use_stream(uint64_t number) {
+  current_stream = number;
 }
 
 void Device::trim() {
@@ -421,8 +477,9 @@ class Answers final : public c10::impl::DeviceGuardImplInterface {
     }
   }
 
+  // A node of a graph keeps this one, and its backward uses it.
   c10::Stream getStream(c10::Device device) const override {
-    return others() ? own_->getStream(device) : stream();
+    return others() ? own_->getStream(device) : stream(current_stream);
   }
 
   c10::Stream getDefaultStream(c10::Device device) const override {
@@ -438,7 +495,10 @@ class Answers final : public c10::impl::DeviceGuardImplInterface {
   }
 
   c10::Stream exchangeStream(c10::Stream other) const override {
-    return others() ? own_->exchangeStream(other) : stream();
+    if (others()) {
+      return own_->exchangeStream(other);
+    }
+    return stream(std::exchange(current_stream, static_cast<uint64_t>(other.id())));
   }
 
   void destroyEvent(void* event, c10::DeviceIndex device) const noexcept override {
@@ -489,6 +549,8 @@ class Answers final : public c10::impl::DeviceGuardImplInterface {
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
     if (others()) {
       own_->recordDataPtrOnStream(data, stream);
+    } else if (auto block = used_beside(data, static_cast<uint64_t>(stream.id()))) {
+      uses_of_passes.emplace_back(static_cast<uint64_t>(stream.id()), std::move(block));
     }
   }
 
@@ -505,7 +567,9 @@ class Answers final : public c10::impl::DeviceGuardImplInterface {
 
   static c10::Device first() { return {c10::DeviceType::CUDA, 0}; }
 
-  static c10::Stream stream() { return c10::Stream(c10::Stream::DEFAULT, first()); }
+  static c10::Stream stream(uint64_t number = 0) {
+    return c10::Stream(c10::Stream::UNSAFE, first(), static_cast<c10::StreamId>(number));
+  }
 
   const DeviceGuardImplInterface* own_;
 };
@@ -636,6 +700,8 @@ Guard::Guard() {
     entry.store(answers);
   }
   imagines = true;
+  current_stream = 0;
+  uses_of_passes.clear();
 }
 
 Guard::~Guard() {

@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace pytracer::imagined {
 
@@ -26,6 +28,21 @@ struct Block {
 };
 
 Block block_of(const c10::DataPtr& data);
+
+// A stream, and the block of another stream that it uses.
+using Use = std::pair<uint64_t, std::shared_ptr<PossibleBlock>>;
+// Those of backward passes since the last call: the engine hands a gradient to a node of another
+// stream.
+std::vector<Use> take_uses_of_passes();
+
+// Whether the program has let go of a block that is held.
+bool is_let_go(const PossibleBlock& block);
+
+constexpr uint64_t kNoStream = UINT64_MAX;
+
+// The stream that new blocks of the calling thread are for. 0 is the default stream.
+uint64_t stream();
+void use_stream(uint64_t number);
 
 // Gives a fake tensor on the CPU the memory of a real storage, for C++ of torch's that reads it by
 // pointer. If the CPU is imagined, `Device::back` also gives it a block.
@@ -54,12 +71,10 @@ class Device {
   // Takes a block that stays until the device is closed, as a library's workspace does.
   void keep(uint64_t bytes, uint32_t label);
   // While the result lives, the tensor's block is in use in the possible placements: the card may
-  // need it after the program has let it go. Null if it has no block.
-  std::shared_ptr<PossibleBlock> hold(const at::Tensor& tensor);
+  // need it after the program has let it go. Null if it has no block, or was made on this stream.
+  std::shared_ptr<PossibleBlock> hold(const at::Tensor& tensor, uint64_t but_of = kNoStream);
   // The card takes a block of so many bytes, for a moment. The least is sure.
   void take(uint64_t least, uint64_t most);
-  // New blocks are for this stream from here on. 0 is the default stream.
-  void use(uint64_t stream);
   // Records no more from here on.
   void close();
 

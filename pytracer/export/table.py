@@ -72,7 +72,7 @@ def unknown(imagined: Imagined) -> str:
     parts = ["cuDNN's scratch"] if imagined.scratch_at_most else []
     if imagined.ranks > 1:
         parts.append("what NCCL may keep")
-    return " and ".join(parts or ["what only the card knows"])
+    return " and ".join(parts or ["what other streams may still use"])
 
 
 def _nothing(now: Overview, terminal: Terminal) -> list[str]:

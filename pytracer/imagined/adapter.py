@@ -42,6 +42,7 @@ from pytracer.imagined import (
 )
 from pytracer.imagined.known import GUESS, Known
 from pytracer.imagined.patches import listed, replaced
+from pytracer.imagined.shelf import Shelf
 from pytracer.imagined.standins import Reads, where
 
 CPU = "cpu"
@@ -121,9 +122,8 @@ class Fakes:
         """Puts the calling thread onto the imagined device, and undoes everything at the end."""
         _begin_engine()
         with contextlib.ExitStack() as stack:
-            synchronized = self._job.shelf.synchronized
-            back = self._watching.back
-            for patch in _patches(self._reads, self._known, self._memory, synchronized, back):
+            back, shelf = self._watching.back, self._job.shelf
+            for patch in _patches(self._reads, self._known, self._memory, shelf, back):
                 stack.enter_context(patch)
             guard = C.ImaginedGuard()
             stack.callback(lambda: holder.clear())
@@ -263,7 +263,8 @@ class _Watching(TorchDispatchMode):
         self._sizes.ran(func, args, result)
         ours = [one for one in tree_iter(result) if self._is_ours(one)]
         if func in _IN_PLACE and (self._composites.is_running or _is_of_the_engine()):
-            self._memory.take_over(result, args[0])
+            if sys.getrefcount(args[0]) <= _OF_THE_CALL:  # nobody else has it: not the program
+                self._memory.take_over(result, args[0])
         held = scratch.blocks(scratch.copies(func, args)) if ours and self._is_card else []
         self._memory.back(held)
         if func in scratch.CONVOLUTIONS and ours:
@@ -332,6 +333,9 @@ def _empty_like(one: Any, device: torch.device) -> Any:
     return torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=device)
 
 
+_OF_THE_CALL = 3  # references to an operator's argument: of two calls in Python, and of the question
+
+
 def _is_of_the_engine() -> bool:
     """Whether the engine or a node of torch's runs it, and not Python code inside a node."""
     if private_torch.backward_pass_number() == -1 or torch.is_grad_enabled():
@@ -366,7 +370,7 @@ def _patches(
     reads: Reads,
     known: Known,
     memory: Any,
-    synchronized: Callable[[], None],
+    shelf: Shelf,
     back: Callable[[list[Any]], None],
 ) -> Iterator[contextlib.AbstractContextManager[Any]]:
     """Yields the patches of torch's attributes one by one."""
@@ -388,9 +392,9 @@ def _patches(
         yield replaced(owner, name, packing)
     yield replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated)
     yield replaced(torch.nn.Module, "_apply", _apply(torch.nn.Module._apply))
-    for name, method in _methods(reads, known).items():
+    for name, method in _methods(reads, known, shelf).items():
         waits = name in _WAIT_FOR_THE_CARD
-        yield replaced(FakeTensor, name, _telling(method, synchronized) if waits else method)
+        yield replaced(FakeTensor, name, _telling(method, shelf.synchronized) if waits else method)
     yield listed(private_torch.foreach_types_of_optimizers, FakeTensor)
     yield listed(private_torch.foreach_types_of_norms, FakeTensor)
     yield replaced(torch.amp.GradScaler, "_maybe_opt_step", _step)
@@ -414,8 +418,8 @@ class _NoTensor:
     """A class without instances."""
 
 
-def _methods(reads: Reads, known: Known) -> dict[str, Any]:
-    """Methods that read values of fake tensors: known values, or else stand-ins."""
+def _methods(reads: Reads, known: Known, shelf: Shelf) -> dict[str, Any]:
+    """Methods of fake tensors. Those that read values give known ones, or else stand-ins."""
     value_of = known.value_of
 
     def item(self: torch.Tensor) -> Any:
@@ -463,7 +467,7 @@ def _methods(reads: Reads, known: Known) -> dict[str, Any]:
         "__index__": lambda self: int.__add__(int(item(self)), 0),
         "numpy": numpy,
         "data": property(_data.__get__, _set_data),
-        "record_stream": lambda self, stream: None,
+        "record_stream": lambda self, stream: shelf.used_on(stream.stream_id, self),
         "pin_memory": lambda self, *_: self,
         "is_pinned": lambda self, *_: False,
         "__deepcopy__": _copied_deeply,

@@ -218,7 +218,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
             "cuda", device, self._reads, operator, ran, self._job, take, self._sizes, self._doubts
         )
         # Last, because the modules that torch imports for its fake tensors must see the real devices.
-        stack.enter_context(surface.described(self.card, device))
+        stack.enter_context(surface.described(self.card, device, self._job.shelf))
         return fakes
 
     def _document(self) -> dict[str, Any]:

@@ -1,23 +1,29 @@
-"""Tensors that NCCL's process group keeps after the program has let them go.
+"""Tensors that the card needs, or NCCL's process group keeps, after the program has let them go.
 
-By the rules of torch's ProcessGroupNCCL.cpp:
+By the rules of torch's ProcessGroupNCCL.cpp and of its allocator:
 
 - A collective that is not waited for at once keeps its tensors until `work.wait()`. If nobody calls
   it, as DistributedDataParallel does not, a thread must first see that the collective has ended. It
   looks ten times a second. Then the next collective lets go.
 - A sent or received tensor is in use until the card is done with it. Until the program next waits for
   the card, nobody knows when that is.
+- The same holds for a block that another stream uses, by `record_stream` or in a backward pass. It
+  is in use from when the program lets go of it until that stream has come so far.
 
 So the end of such a block is an interval. At the earliest it is what the run does; at the latest it
 is what `hold` keeps.
 """
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytracer.data._native import C
+
+Hold = Any  # keeps a block at the latest, as long as it lives
 _STEPS = 2  # within which the thread has looked for certain
 
 
@@ -25,18 +31,20 @@ _STEPS = 2  # within which the thread has looked for certain
 class _Stash:
     first: Any  # a weak reference to the collective's first output
     tensors: list[Any]  # for the earliest end
-    at_most: list[Any]  # for the latest
+    at_most: list[Hold]  # for the latest
     steps: int = 0
 
 
 class Shelf:
-    """What the process group keeps."""
+    """What the card and the process group keep."""
 
     def __init__(self) -> None:
         """Keeps nothing yet."""
-        self.hold: Callable[[Any], Any] | None = None  # keeps a tensor's block at the latest
+        self.hold: Callable[..., Hold] | None = None  # a tensor's block, but not this stream's
         self._stashes: list[_Stash] = []
-        self._sent: list[Any] = []
+        self._sent: list[Hold] = []
+        self._used: dict[int, tuple[int, Hold]] = {}  # the stream that uses the block, and the block
+        self._numbers = itertools.count()
         self._waits = False
 
     def begins(self) -> None:
@@ -63,9 +71,27 @@ class Shelf:
         if self.hold is not None:
             self._sent += [self.hold(one) for one in tensors]
 
+    def used_on(self, stream: int, tensor: Any) -> None:
+        """Keeps a tensor that was made on another stream than this one, which uses it."""
+        if self.hold is not None and (held := self.hold(tensor, but_of=stream)):
+            self._used[next(self._numbers)] = stream, held
+
+    def let_go(self, stream: int | None = None) -> list[int]:
+        """The numbers of what the program has let go of, and this stream uses. None: any stream."""
+        for use in C.take_uses_of_passes():
+            self._used[next(self._numbers)] = use
+        used = self._used.items()
+        return [number for number, (on, held) in used if held.let_go and stream in (None, on)]
+
+    def reached(self, numbers: list[int]) -> None:
+        """The card needs these no more."""
+        for number in numbers:
+            self._used.pop(number, None)
+
     def synchronized(self) -> None:
         """The program waited for the card."""
         self._sent.clear()
+        self.reached(self.let_go())
 
     def stepped(self) -> None:
         """An optimizer stepped."""

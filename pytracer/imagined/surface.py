@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from pytracer.basics import private_torch
+from pytracer.data._native import C
 from pytracer.imagined.cards import Card
 from pytracer.imagined.patches import replaced
+from pytracer.imagined.shelf import Shelf
 
 # What a torch for the CPU says of a card's software: that of torch 2.11 for CUDA.
 _RUNTIME, _NCCL = "13.0", (2, 28, 9)
@@ -18,15 +20,16 @@ _STREAMS = 32  # torch has as many of a priority, and gives them out in turn
 
 
 @contextlib.contextmanager
-def described(card: Card, device: Any) -> Iterator[None]:
+def described(card: Card, device: Any, shelf: Shelf) -> Iterator[None]:
     """Answers every question about devices for the one card, until the block ends.
 
     Args:
         card: the card.
-        device: the imagined device, for its counters, its cache and its streams.
+        device: the imagined device, for its counters and its cache.
+        shelf: is told when the program waits for a stream.
     """
     counters, trim = device.counters, device.trim
-    streams = Streams(device.use)
+    streams = Streams(shelf)
     bindings = private_torch.bindings
     with contextlib.ExitStack() as stack:
         for owner, answers in (
@@ -83,7 +86,6 @@ def _cuda(card: Card, counters: Counters, trim: Callable[[], None]) -> dict[str,
         "is_current_stream_capturing": lambda: False,
         "can_device_access_peer": lambda device, peer: False,
         "device": _Device,
-        "Event": _Event,
         "ipc_collect": nothing,
         "utilization": lambda device=None: 0,
         **_memory(card, counters, trim),
@@ -169,39 +171,57 @@ class _Device(contextlib.AbstractContextManager[None]):
 class Streams:
     """The streams of the card. The allocator keeps blocks for each of them."""
 
-    def __init__(self, use: Callable[[int], None]) -> None:
-        """`use`: tells the allocator which stream is the current one."""
-        self._use = use
+    def __init__(self, shelf: Shelf) -> None:
+        """`shelf`: is told when the program waits for a stream."""
+        self.shelf = shelf
         self._made = 0
         self._type = type("Stream", (_Stream,), {"streams": self})
-        self._default = self._current = self._type()
+        self._event = type("Event", (_Event,), {"streams": self})
+        self._default = self._type()
+        self._by_number = {0: self._default}
 
     def answers(self) -> dict[str, Any]:
         """What `torch.cuda` says of streams."""
         return {
             "Stream": self._type,
             "ExternalStream": self._type,
+            "Event": self._event,
             "stream": lambda stream: stream or contextlib.nullcontext(),
-            "current_stream": lambda device=None: self._current,
+            "current_stream": lambda device=None: self.current,
             "default_stream": lambda device=None: self._default,
             "set_stream": self.set,
         }
 
     def of_accelerators(self) -> dict[str, Any]:
         """What `torch.accelerator` says of them."""
-        return {"current_stream": lambda device=None: self._current, "set_stream": self.set}
+        return {"current_stream": lambda device=None: self.current, "set_stream": self.set}
+
+    @property
+    def current(self) -> Any:
+        """The stream of the program, or of the node that a backward pass runs."""
+        return self._by_number.get(C.imagined_stream(), self._default)
 
     def number(self) -> int:
         """The number of the next stream that is made. The first is the default stream."""
         self._made += 1
         return 1 + (self._made - 2) % _STREAMS if self._made > 1 else 0
 
+    def event_on(self, stream: Any = None) -> "_Event":
+        """An event that the stream, or the current one, reaches."""
+        event: _Event = self._event()
+        event.record(stream)
+        return event
+
+    def let_go(self, stream: Any) -> list[int]:
+        """Numbers of what the program has let go of by now, and the stream uses, or the current one."""
+        return self.shelf.let_go((stream or self.current).stream_id)
+
     def set(self, stream: Any) -> Any:
         """Makes the stream the current one. Returns the one before."""
-        before = self._current
+        before = self.current
         if stream is not None:
-            self._current = stream
-            self._use(stream.stream_id)
+            self._by_number[stream.stream_id] = stream
+            C.use_imagined_stream(stream.stream_id)
         return before
 
 
@@ -228,7 +248,13 @@ class _Stream:
         return False
 
     def record_event(self, event: Any = None) -> Any:
-        return event or _Event()
+        if event is None:
+            return self.streams.event_on(self)
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        self.streams.shelf.reached(self.streams.let_go(self))
 
     def __enter__(self) -> "_Stream":
         self._before.append(self.streams.set(self))
@@ -237,14 +263,23 @@ class _Stream:
     def __exit__(self, *_: object) -> None:
         self.streams.set(self._before.pop())
 
-    synchronize = wait_event = wait_stream = _nothing
+    wait_event = wait_stream = _nothing
 
 
 class _Event:
     """An event that has always happened."""
 
+    streams: Streams
+
     def __init__(self, *_: Any, **__: Any) -> None:
-        pass
+        self._done: list[int] = []  # what no stream needs any more once it has happened
+
+    def record(self, stream: Any = None) -> None:
+        self._done = self.streams.let_go(stream)
+
+    def synchronize(self) -> None:
+        self.streams.shelf.reached(self._done)
+        self._done = []
 
     def query(self) -> bool:
         return True
@@ -252,4 +287,4 @@ class _Event:
     def elapsed_time(self, end: Any) -> float:
         return 1.0
 
-    record = wait = synchronize = _nothing
+    wait = _nothing
