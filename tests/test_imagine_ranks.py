@@ -439,3 +439,48 @@ def test_weights_are_split_by_a_part_of_a_mesh() -> None:
     up = -(-2 * WIDTH // 3) * (WIDTH + 1)  # half of the rows, and of those a third
     down = -(-WIDTH // 3) * (2 * WIDTH + 1)
     assert t.summary().loc["weights", "at_end"] == 4 * LAYERS * (up + down)
+
+
+# ---------------------------------------------------------------- which card
+
+
+@pytest.mark.parametrize("selects", [True, False])
+def test_a_rank_may_give_its_card_any_number(selects: bool) -> None:
+    """Many programs use their rank as the number, as the tutorial of DistributedDataParallel does."""
+
+    def peak(number: int) -> int:
+        with pytracer.imagine("H100", ranks=2, rank=1) as t:
+            dist.init_process_group("nccl")
+            if selects:
+                torch.cuda.set_device(number)
+                assert torch.empty(1, device="cuda").device.index == number
+                assert torch.cuda.current_device() == number
+            device = torch.device("cuda", number)
+            model = nn.parallel.DistributedDataParallel(
+                nn.Linear(WIDTH, WIDTH, device=device), device_ids=[number]
+            )
+            optimizer = torch.optim.AdamW(model.parameters())
+            for _ in range(2):
+                model(torch.ones(16, WIDTH, device=device)).sum().backward()
+                optimizer.step()
+        return t.peak.bytes
+
+    assert peak(0) == peak(1)
+
+
+def test_a_device_may_be_chosen_for_a_block() -> None:
+    with pytracer.imagine("H100"):
+        with torch.cuda.device(3):
+            assert torch.cuda.current_device() == 3
+            with torch.cuda.device("cuda:1"):
+                assert torch.cuda.current_device() == 1
+            assert torch.cuda.current_device() == 3
+        assert torch.cuda.current_device() == 0
+
+
+def test_two_cards_in_one_process_are_refused() -> None:
+    with (
+        pytest.raises(errors.CannotImagine, match="uses cuda:1 beside cuda:0, and one card"),
+        pytracer.imagine("H100"),
+    ):
+        torch.ones(8, device="cuda:0").to("cuda:1")

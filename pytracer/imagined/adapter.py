@@ -214,6 +214,7 @@ class _Watching(TorchDispatchMode):
         self._device, self._memory, self._known = device, memory, known
         self._attention, self._ran = attention_, ran
         self._is_card = device != CPU
+        self._used: torch.device | None = None  # the card's number is what the program says
         self._kernels = kernels.Kernels(take, attention_)
         self._composites = composites
         self._doubts = doubts_
@@ -262,9 +263,9 @@ class _Watching(TorchDispatchMode):
         self._known.ran(func, args, given, result)
         self._sizes.ran(func, args, result)
         ours = [one for one in tree_iter(result) if self._is_ours(one)]
-        if func in _IN_PLACE and (self._composites.is_running or _is_of_the_engine()):
-            if sys.getrefcount(args[0]) <= _OF_THE_CALL:  # nobody else has it: not the program
-                self._memory.take_over(result, args[0])
+        by_torch = func in _IN_PLACE and (self._composites.is_running or _is_of_the_engine())
+        if by_torch and sys.getrefcount(args[0]) <= _OF_THE_CALL:  # the program does not have it
+            self._memory.take_over(result, args[0])
         held = scratch.blocks(scratch.copies(func, args)) if ours and self._is_card else []
         self._memory.back(held)
         if func in scratch.CONVOLUTIONS and ours:
@@ -313,7 +314,17 @@ class _Watching(TorchDispatchMode):
         self._memory.back([one for one in tensors if self._is_ours(one)])
 
     def _is_ours(self, one: Any) -> bool:
-        return isinstance(one, FakeTensor) and one.fake_device.type == self._device
+        if not isinstance(one, FakeTensor) or one.fake_device.type != self._device:
+            return False
+        if one.fake_device != self._used:
+            self._used = self._used or one.fake_device
+            if one.fake_device != self._used:
+                raise errors.CannotImagine(
+                    f"{where()}: the program uses {one.fake_device} beside {self._used}, and one card "
+                    "is imagined. If each card has a process of its own, imagine one of them "
+                    "(ranks=2 or --ranks 2). Otherwise imagine the part on each card by itself"
+                )
+        return True
 
 
 def is_fake(one: Any) -> bool:
@@ -333,7 +344,9 @@ def _empty_like(one: Any, device: torch.device) -> Any:
     return torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=device)
 
 
-_OF_THE_CALL = 3  # references to an operator's argument: of two calls in Python, and of the question
+_OF_THE_CALL = (
+    3  # references to an operator's argument: of two calls in Python, and of the question
+)
 
 
 def _is_of_the_engine() -> bool:

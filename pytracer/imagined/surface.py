@@ -29,22 +29,23 @@ def described(card: Card, device: Any, shelf: Shelf) -> Iterator[None]:
         shelf: is told when the program waits for a stream.
     """
     counters, trim = device.counters, device.trim
-    streams = Streams(shelf)
+    streams, chosen = Streams(shelf), Chosen()
     bindings = private_torch.bindings
     with contextlib.ExitStack() as stack:
         for owner, answers in (
-            (torch.cuda, {**_cuda(card, counters, trim), **streams.answers()}),
+            (torch.cuda, {**_cuda(card, counters, trim, chosen), **streams.answers()}),
             (torch.cuda.memory, _memory(card, counters, trim)),
             (torch.cuda.random, _random()),
             (torch.version, {"cuda": torch.version.cuda or _RUNTIME}),
             (torch.cuda.nccl, {"version": _of_nccl(torch.cuda.nccl.version)}),
             (torch.distributed, {"is_nccl_available": lambda: torch.distributed.is_available()}),
             (bindings, {"_cuda_getCurrentRawStream": lambda device: 0}),  # libraries import it
-            (torch.accelerator, {**_accelerator(), **streams.of_accelerators()}),
+            (torch.accelerator, {**_accelerator(chosen), **streams.of_accelerators()}),
         ):
             for name, answer in answers.items():
                 if hasattr(owner, name) or owner is bindings:
                     stack.enter_context(replaced(owner, name, answer))
+        stack.callback(chosen.choose, 0)
         yield
 
 
@@ -52,7 +53,9 @@ def _of_nccl(asked: Callable[[], tuple[int, ...]]) -> Callable[[], tuple[int, ..
     return asked if hasattr(private_torch.bindings, "_nccl_version") else lambda: _NCCL
 
 
-def _cuda(card: Card, counters: Counters, trim: Callable[[], None]) -> dict[str, Any]:
+def _cuda(
+    card: Card, counters: Counters, trim: Callable[[], None], chosen: "Chosen"
+) -> dict[str, Any]:
     properties = types.SimpleNamespace(
         name=card.title,
         major=card.capability[0],
@@ -73,8 +76,8 @@ def _cuda(card: Card, counters: Counters, trim: Callable[[], None]) -> dict[str,
         "_lazy_call": nothing,
         "init": nothing,
         "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "set_device": nothing,
+        "current_device": chosen.number,
+        "set_device": chosen.choose,
         "synchronize": nothing,
         "get_device_name": lambda device=None: card.title,
         "get_device_capability": lambda device=None: card.capability,
@@ -85,7 +88,7 @@ def _cuda(card: Card, counters: Counters, trim: Callable[[], None]) -> dict[str,
         ),
         "is_current_stream_capturing": lambda: False,
         "can_device_access_peer": lambda device, peer: False,
-        "device": _Device,
+        "device": type("device", (_Device,), {"chosen": chosen}),
         "ipc_collect": nothing,
         "utilization": lambda device=None: 0,
         **_memory(card, counters, trim),
@@ -141,15 +144,15 @@ def _random() -> dict[str, Any]:
     }
 
 
-def _accelerator() -> dict[str, Any]:
+def _accelerator(chosen: "Chosen") -> dict[str, Any]:
     return {
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
-        "current_device_index": lambda: 0,
-        "current_device_idx": lambda: 0,
-        "set_device_index": _nothing,
-        "set_device_idx": _nothing,
+        "current_device_index": chosen.number,
+        "current_device_idx": chosen.number,
+        "set_device_index": chosen.choose,
+        "set_device_idx": chosen.choose,
         "synchronize": _nothing,
     }
 
@@ -158,14 +161,49 @@ def _nothing(*_: Any, **__: Any) -> None:
     pass
 
 
+class Chosen:
+    """The number of the current device. A rank may give its card any."""
+
+    def __init__(self) -> None:
+        """It is 0 at first."""
+        self._number = 0
+
+    def number(self) -> int:
+        """What `torch.cuda.current_device()` says."""
+        return self._number
+
+    def choose(self, device: Any) -> None:
+        """Makes it the current one."""
+        number = max(self.number_of(device), 0)  # torch ignores a negative number
+        if number != self._number:
+            self._number = number
+            private_torch.FakeTensorMode.cache_clear()  # it knows what "cuda" was
+
+    def number_of(self, device: Any) -> int:
+        """The number of a device, which may be given in many ways."""
+        if isinstance(device, _Device):
+            return device.idx
+        if isinstance(device, int):
+            return device
+        number: int | None = torch.device(device or "cuda").index
+        return self._number if number is None else number
+
+
 class _Device(contextlib.AbstractContextManager[None]):
     """`torch.cuda.device(0)`."""
 
+    chosen: Chosen
+
     def __init__(self, device: Any) -> None:
-        self.idx = 0
+        self.idx = self.chosen.number_of(device)
+        self._before = 0
+
+    def __enter__(self) -> None:
+        self._before = self.chosen.number()
+        self.chosen.choose(self.idx)
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self.chosen.choose(self._before)
 
 
 class Streams:
