@@ -41,11 +41,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """`make test` leaves to the longer tiers what is marked `ci`, and both what is marked `nightly`.
 
-    Of each test it runs `tiers.MOST` cases at most, evenly spread, unless the command line names tests.
+    Of each test they run `tiers.MOST` cases at most, evenly spread, unless the command line names tests.
     """
     longer = {"test": ("ci", "nightly"), "ci": ("nightly",), "nightly": ()}[TIER]
     left = {item for item in items if any(map(item.get_closest_marker, longer))}
-    if TIER == "test" and not any("::" in one or one.endswith(".py") for one in config.args):
+    if not any("::" in one or one.endswith(".py") for one in config.args):
         left |= too_many([item for item in items if item not in left])
     if left:
         config.hook.pytest_deselected(items=[item for item in items if item in left])

@@ -63,6 +63,7 @@ MAY_IMPORT_TORCH = {
 
 
 modules = sorted(PACKAGE.rglob("*.py"))
+pytestmark = pytest.mark.all_cases
 each_module = pytest.mark.parametrize("path", modules, ids=lambda p: str(p.relative_to(PACKAGE)))
 
 

@@ -614,3 +614,39 @@ def test_what_was_meant_is_named(
     with pytest.raises(SystemExit):
         main(typed)
     assert meant in capsys.readouterr().err.partition("did you mean ")[2]
+
+
+@pytest.mark.parametrize(
+    ("program", "late"),
+    [
+        (
+            "train.py --stacks --steps=3 --lr 1",
+            "--stacks and --steps came after train.py, which got",
+        ),
+        ("-m training.main --stacks", "--stacks came after training.main, which got it"),
+        ("train.py --rank 3 --lr 1", ""),  # the script's own
+        ("absent.py --lr 1", ""),
+        ("", ""),
+    ],
+)
+def test_an_option_of_ours_behind_the_program_is_named(
+    program: str, late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pytracer.cli import imagine
+    from pytracer.cli.command import Parser
+
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text('parser.add_argument("--rank")')
+    parser = Parser()
+    imagine.Imagine().add_arguments(parser)
+    said = parser.given_too_late(program.split())
+    assert said.startswith(late) if late else not said
+
+
+@pytest.mark.parametrize("command", ["run", "imagine"])
+def test_a_program_that_refuses_an_option_of_ours_gets_a_note(command: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()")
+    words = [sys.executable, "-m", "pytracer", command, "train.py", "--stacks"]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode in (1, 2)
+    assert "pytracer: --stacks came after train.py, which got it" in ended.stderr

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 TIERS = ("test", "ci", "nightly")
-MOST = 12  # cases of one test in `make test`
+MOST = {"test": 12, "ci": 150}  # cases of one test
 TIER = os.environ.get("PYTRACER_TIER", "test")
 if TIER not in TIERS:
     raise SystemExit(f"PYTRACER_TIER={TIER} is none of the tiers: it is one of {', '.join(TIERS)}")
@@ -28,13 +28,19 @@ def by_tier(test: int, ci: int, nightly: int) -> int:
 
 
 def too_many(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Those that are left out if each test has at most `MOST` cases, for a GPU and for none."""
+    """Those that are left out if each test has at most `MOST` cases, for a GPU and for none.
+
+    A test that is marked `all_cases` has them all in each tier.
+    """
+    most = MOST.get(TIER, len(items))
     cases = defaultdict(list)
     for item in items:
+        if item.get_closest_marker("all_cases") is not None:
+            continue
         test, _, _ = item.nodeid.partition("[")
         cases[test, item.get_closest_marker("cuda") is not None].append(item)
     left: set[pytest.Item] = set()
     for each in cases.values():
-        kept = {len(each) * number // MOST for number in range(MOST)}
+        kept = {len(each) * number // most for number in range(most)}
         left |= {item for at, item in enumerate(each) if at not in kept}
     return left

@@ -79,15 +79,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return errors.UsageError.exit_code
     options.program = program
     command: Callable[[argparse.Namespace], int] = options.run
+    parser = commands.choices[options.command]
     if options.command == "run":
-        return command(options)  # Python prints the program's exceptions and exits
+        try:
+            return command(options)  # Python prints the program's exceptions and exits
+        except SystemExit as end:
+            if end.code == errors.UsageError.exit_code:
+                _say(parser.given_too_late(options.program))
+            raise
     output.ready_streams()
     try:
         code = command(options)
         sys.stdout.flush()
+        if code:
+            _say(parser.given_too_late(options.program))
         return code
     except errors.PytracerError as error:
-        print(f"pytracer: {output.in_words(error)}", file=sys.stderr)
+        _say(output.in_words(error))
+        _say(parser.given_too_late(options.program))
         return error.exit_code
     except OSError as error:
         # Keeps Python from flushing the broken stream again as it ends.
@@ -105,6 +114,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _say(text: str) -> None:
+    if text:
+        print(f"pytracer: {text}", file=sys.stderr)
 
 
 def _help_of(words: Sequence[str], parser: Parser) -> argparse.ArgumentParser:

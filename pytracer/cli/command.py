@@ -4,6 +4,8 @@ import argparse
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from pytracer import errors
@@ -23,9 +25,39 @@ class Parser(argparse.ArgumentParser):
         takes = [action for action in self._actions if action.nargs != 0]
         return {flag for action in takes for flag in action.option_strings}
 
+    def flags(self) -> list[str]:
+        """All options."""
+        return [name for action in self._actions for name in action.option_strings]
+
+    def given_too_late(self, program: Sequence[str]) -> str:
+        """A note on options of this command that the program got; "" if there are none.
+
+        An option whose name is in the program's own file is the program's.
+        """
+        if not program:
+            return ""
+        at = 2 if program[:1] == ["-m"] else 1
+        text = ""
+        with suppress(OSError):
+            text = Path(program[0]).read_text("utf-8", errors="replace") if at == 1 else ""
+        names = dict.fromkeys(word.partition("=")[0] for word in program[at:])
+        own = self.flags()
+        late = [
+            name
+            for name in names
+            if name in own and not re.search(rf"\b{re.escape(name.strip('-'))}\b", text)
+        ]
+        if not late:
+            return ""
+        listed = " and ".join(late)
+        return (
+            f"{listed} came after {program[at - 1]}, which got {'it' if len(late) == 1 else 'them'}: "
+            "options for pytracer come before"
+        )
+
     def similar(self, words: Sequence[str]) -> str:
         """A question with the option that is most similar to one of the words, or ""."""
-        options = [name for action in self._actions for name in action.option_strings]
+        options = self.flags()
         for word in words:
             # Stricter than for commands: `run` is also given options of the script, like --epochs.
             question = errors.did_you_mean(word.partition("=")[0], options, least=0.8)

@@ -194,7 +194,7 @@ def _plan(options: argparse.Namespace) -> Any:
     if "--on" in program[:-1]:
         at = program.index("--on")
         options.on = program[at + 1]
-        del program[at : at + 2]
+        options.program = program = program[:at] + program[at + 2 :]
     as_module = program[:1] == ["-m"]
     words = tuple(program[1:] if as_module else program)
     model, ranks = _model(options, words)

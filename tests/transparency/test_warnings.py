@@ -237,6 +237,7 @@ def test_each_warning_is_shown_as_often_as_without_a_trace(
     assert run(tmp_path, block, action, to_stderr) == expected
 
 
+@pytest.mark.all_cases
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.stem)
 def test_no_code_of_ours_changes_what_python_knows_of_warnings(path: Path) -> None:
     changes = {"catch_warnings", "simplefilter", "filterwarnings", "resetwarnings"}
