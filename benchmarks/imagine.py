@@ -217,15 +217,35 @@ def imagined_again(
     file: Path,
     imagine: Callable[[str], dict[str, Any]],
     judge: Callable[[str, dict[str, Any]], None],
+    *,
+    beside: bool,
 ) -> None:
-    """Imagines each program of a measured document again, and writes both into the same file."""
+    """Imagines each program of a measured document again, and writes both into the same file.
+
+    `beside`: with another torch, whose peaks are kept beside those of the first one.
+    """
     document = kept.read(file)
     for name, row in document["programs"].items():
-        row |= imagine(name)
-        judge(name, row)
-    versions = {"torch": torch.__version__, "date": _now()}
-    document["machine"]["imagined_again"] = versions
+        found = imagine(name)
+        if beside:
+            ranks = found["imagined"] if isinstance(found["imagined"], list) else [found["imagined"]]
+            peaks = [kept.only(one, "requested", "reserved", "problem") for one in ranks]
+            row.setdefault("beside", {})[torch.__version__] = peaks
+            print(name, flush=True)
+        else:
+            row |= found
+            judge(name, row)
+    if not beside:
+        document["machine"]["imagined_again"] = {"torch": torch.__version__, "date": _now()}
     kept.write(file, document)
+
+
+def add_again(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that imagine measured programs again."""
+    parser.add_argument("--again", type=Path, help="imagine again, beside what this file measured")
+    parser.add_argument(
+        "--beside", action="store_true", help="with --again: keep what an earlier torch imagined"
+    )
 
 
 def _again(name: str) -> dict[str, Any]:
@@ -236,7 +256,12 @@ def _again(name: str) -> dict[str, Any]:
 def models(options: argparse.Namespace) -> None:
     """Runs every program every way. Writes after each, so that what was measured is kept."""
     if options.again:
-        imagined_again(options.again, _again, lambda name, row: print(line(name, row), flush=True))
+        imagined_again(
+            options.again,
+            _again,
+            lambda name, row: print(line(name, row), flush=True),
+            beside=options.beside,
+        )
         return
     names = [name for name in PROGRAMS if options.only in name]
     ways = list(WAYS) if gpus() else ["alone"]
@@ -324,7 +349,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="", help="programs whose name has this")
     parser.add_argument("--at-once", type=int, default=AT_ONCE)
-    parser.add_argument("--again", type=Path, help="imagine again, beside what this file measured")
+    add_again(parser)
     options = parser.parse_args()
     {"models": models, "large": large}[options.what](options)
 

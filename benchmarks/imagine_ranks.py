@@ -4,6 +4,7 @@
     python benchmarks/imagine_ranks.py                               # without GPUs: imagines only
     sh benchmarks/on_gpu.sh OUT imagine_ranks                        # builds first
     python benchmarks/imagine_ranks.py --again FILE.json             # imagines again what FILE measured
+    python benchmarks/imagine_ranks.py --again FILE.json --beside    # with another torch
 
 Each program runs on two real GPUs, traced, and then imagined: each rank alone, in a process that
 sees no GPU.
@@ -25,6 +26,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 from benchmarks.imagine import (  # noqa: E402
+    add_again,
     answer,
     apart,
     bounds,
@@ -357,11 +359,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="", help="programs whose name has this")
     parser.add_argument("--at-once", type=int, default=4, help="programs that run at the same time")
-    parser.add_argument("--again", type=Path, help="imagine again, beside what this file measured")
+    add_again(parser)
     options = parser.parse_args()
     if options.again:
         imagined_again(
-            options.again, lambda name: {"imagined": run_ranks("imagined", name)}, _judge
+            options.again,
+            lambda name: {"imagined": run_ranks("imagined", name)},
+            _judge,
+            beside=options.beside,
         )
         return
     names = [name for name in PROGRAMS if options.only in name]

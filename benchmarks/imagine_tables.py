@@ -21,7 +21,7 @@ def models(document: Document) -> str:
         f"Measured on {machine['device']}, torch {machine['torch']}, cuDNN {machine['cudnn']}, "
         f"{machine['date'][:10]}."
     )
-    return "\n".join([*lines, "", measured + _again(machine)])
+    return "\n".join([*lines, "", measured + _again(machine), *_beside(document)])
 
 
 def _row(name: str, ways: Document) -> list[str]:
@@ -90,13 +90,37 @@ def ranks(document: Document) -> str:
     if earlier:
         days = sorted({document["programs"][name]["taken"] for name in earlier})
         measured += f" {'; '.join(earlier)}: {', '.join(days)}."
-    return "\n".join([*lines, "", measured + _again(machine)])
+    return "\n".join([*lines, "", measured + _again(machine), *_beside(document)])
 
 
 def _again(machine: Document) -> str:
     """When the runs were imagined, if that was after they were measured."""
     again = machine.get("imagined_again")
     return f" Imagined with torch {again['torch']}, {again['date'][:10]}." if again else ""
+
+
+def _beside(document: Document) -> list[str]:
+    """A paragraph for each other torch: the programs whose requested bytes are not the same."""
+    rows = document["programs"]
+    versions = sorted({version for row in rows.values() for version in row.get("beside", ())})
+    return [text for version in versions for text in ("", _with(version, rows))]
+
+
+def _with(version: str, rows: Document) -> str:
+    same, others = 0, []
+    for name, row in rows.items():
+        first = row["imagined"] if isinstance(row["imagined"], list) else [row["imagined"]]
+        pairs = list(zip(first, row.get("beside", {}).get(version, []), strict=False))
+        if not pairs or any("problem" in one for one, _ in pairs):
+            continue
+        if problem := next((one["problem"] for _, one in pairs if "problem" in one), None):
+            others.append(f"{name} (not imagined: {textwrap.shorten(problem, 60)})")
+            continue
+        off = max((two["requested"] / one["requested"] - 1 for one, two in pairs), key=abs)
+        same += off == 0
+        others += [f"{name} {off:+.2%}"] if off else []
+    text = f"Imagined with torch {version}: the same bytes in {same} of {same + len(others)} programs"
+    return f"{text}. Not in: {'; '.join(others)}." if others else f"{text}."
 
 
 def scratch(document: Document) -> str:
