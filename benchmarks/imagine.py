@@ -228,7 +228,8 @@ def imagined_again(
     for name, row in document["programs"].items():
         found = imagine(name)
         if beside:
-            ranks = found["imagined"] if isinstance(found["imagined"], list) else [found["imagined"]]
+            told = found["imagined"]
+            ranks = told if isinstance(told, list) else [told]
             peaks = [kept.only(one, "requested", "reserved", "problem") for one in ranks]
             row.setdefault("beside", {})[torch.__version__] = peaks
             print(name, flush=True)

@@ -119,8 +119,9 @@ def _with(version: str, rows: Document) -> str:
         off = max((two["requested"] / one["requested"] - 1 for one, two in pairs), key=abs)
         same += off == 0
         others += [f"{name} {off:+.2%}"] if off else []
-    text = f"Imagined with torch {version}: the same bytes in {same} of {same + len(others)} programs"
-    return f"{text}. Not in: {'; '.join(others)}." if others else f"{text}."
+    count = same + len(others)
+    text = f"Imagined with torch {version}: the same bytes in {same} of {count} programs."
+    return f"{text} Not in: {'; '.join(others)}." if others else text
 
 
 def scratch(document: Document) -> str:
