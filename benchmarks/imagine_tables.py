@@ -70,27 +70,32 @@ def _told(found: Document) -> Document:
 
 
 def ranks(document: Document) -> str:
-    """A row per rank of each program: the errors of an imagined rank against the real one."""
+    """The errors of imagined ranks against real ones. Ranks with the same errors share a row."""
     machine = document["machine"]
-    lines = ["| program | rank | peak measured | requested | reserved | worst category |"]
-    lines.append("|---|---:|---:|---:|---:|---|")
+    lines = ["| program | ranks | peak measured | requested | reserved | worst category |"]
+    lines.append("|---|---|---:|---:|---:|---|")
     for name, row in document["programs"].items():
-        for rank, errors in enumerate(row["errors"]):
-            if "problem" in errors:
-                why = textwrap.shorten(str(errors["problem"]), 110, placeholder=" ...")
-                lines.append(f"| {name} | {rank} | | | | {why.replace('|', '/')} |")
-                continue
-            worst, off = max(errors["by_category"].items(), key=lambda one: abs(one[1]))
-            category = f"{worst} {abs(off):.2%}" if abs(off) >= 5e-5 else "none"
-            peak = row["real"][rank]["requested"] / GIB
-            cells = " | ".join(_errors(row["real"][rank], row["imagined"][rank]))
-            lines.append(f"| {name} | {rank} | {peak:.2f} GiB | {cells} | {category} |")
+        cells: dict[str, list[str]] = {}
+        for rank in range(len(row["errors"])):
+            cells.setdefault(_of_rank(row, rank), []).append(str(rank))
+        lines += [f"| {name} | {', '.join(those)} | {text} |" for text, those in cells.items()]
     measured = f"Measured on {machine['device']}, torch {machine['torch']}, {machine['date'][:10]}."
     earlier = [name for name, row in document["programs"].items() if "taken" in row]
     if earlier:
         days = sorted({document["programs"][name]["taken"] for name in earlier})
         measured += f" {'; '.join(earlier)}: {', '.join(days)}."
     return "\n".join([*lines, "", measured + _again(machine), *_beside(document)])
+
+
+def _of_rank(row: Document, rank: int) -> str:
+    errors, real = row["errors"][rank], row["real"][rank]
+    if "problem" in errors:
+        why = textwrap.shorten(str(errors["problem"]), 110, placeholder=" ...")
+        return f" | | | {why.replace('|', '/')}"
+    worst, off = max(errors["by_category"].items(), key=lambda one: abs(one[1]))
+    category = f"{worst} {abs(off):.2%}" if abs(off) >= 5e-5 else "none"
+    cells = [f"{real['requested'] / GIB:.2f} GiB", *_errors(real, row["imagined"][rank]), category]
+    return " | ".join(cells)
 
 
 def _again(machine: Document) -> str:

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import pytracer
+from programs import parallel
 from pytracer import errors
 from pytracer.imagined import ranks
 
@@ -484,3 +485,19 @@ def test_two_cards_in_one_process_are_refused() -> None:
         pytracer.imagine("H100"),
     ):
         torch.ones(8, device="cuda:0").to("cuda:1")
+
+
+@pytest.mark.ci
+@pytest.mark.filterwarnings("ignore:::torch")
+def test_attention_of_distributed_tensors_has_the_cards_kernel() -> None:
+    """Context parallel: each rank has a part of each sequence, and keys and values go round."""
+    with pytracer.imagine("H100", ranks=2) as t:
+        dist.init_process_group("nccl")
+        place = parallel.Place(0, 2, "cuda:0", "middle")
+        training = parallel.WAYS["context_parallel"].build(place)
+        training.step()
+    rows = t.allocations()
+    saved = rows[rows.op.astype(str).str.contains("flash_attention") & (rows.phase == "forward")]
+    layers, half = place.shape.layers, place.rows * place.length // 2
+    of_a_layer = 2 * half * place.shape.width  # bfloat16
+    assert (saved.requested_bytes == of_a_layer).sum() >= layers
