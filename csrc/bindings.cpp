@@ -12,6 +12,7 @@
 #include "torch/frame_locals.h"
 #include "torch/graph.h"
 #include "torch/imagined.h"
+#include "torch/imagined_guard.h"
 #include "torch/labels.h"
 #include "torch/look.h"
 #include "torch/moments.h"

@@ -7,7 +7,7 @@
 #include "frame_locals.h"
 #include "gradients.h"
 #include "graph.h"
-#include "imagined.h"
+#include "imagined_guard.h"
 #include "look.h"
 #include "moments.h"
 #include "ops.h"

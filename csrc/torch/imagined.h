@@ -31,6 +31,8 @@ Block block_of(const c10::DataPtr& data);
 
 // A stream, and the block of another stream that it uses.
 using Use = std::pair<uint64_t, std::shared_ptr<PossibleBlock>>;
+// The engine uses this block on this stream.
+void note_use(const c10::DataPtr& data, uint64_t stream);
 // Those of backward passes since the last call: the engine hands a gradient to a node of another
 // stream.
 std::vector<Use> take_uses_of_passes();
@@ -95,22 +97,6 @@ class Device {
   bool back(c10::StorageImpl& storage, bool also_others);
 
   std::shared_ptr<Memory> memory_;  // its blocks may outlive this
-};
-
-// Whether a Guard exists for the calling thread.
-bool is_imagining();
-
-// Why a Guard cannot answer for CUDA; empty if it can.
-std::string problem_with_hooks();
-
-// While one exists, the calling thread may compute on fake tensors of CUDA, with or without a CUDA
-// device: a backward pass asks for the device's streams. Other threads see their device as it is.
-class Guard {
- public:
-  Guard();
-  ~Guard();
-  Guard(const Guard&) = delete;  // the registry has one entry
-  Guard& operator=(const Guard&) = delete;
 };
 
 }  // namespace pytracer::imagined

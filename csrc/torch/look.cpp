@@ -2,6 +2,7 @@
 
 #include "devices.h"
 #include "imagined.h"
+#include "imagined_guard.h"
 #include "private_torch.h"
 #include "quietly.h"
 

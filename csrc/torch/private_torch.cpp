@@ -3,7 +3,7 @@
 #include "devices.h"
 #include "exchange.h"
 #include "frame_locals.h"
-#include "imagined.h"
+#include "imagined_guard.h"
 
 #include <pybind11/eval.h>
 

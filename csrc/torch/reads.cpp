@@ -2,6 +2,7 @@
 
 #include "../core/recorder.h"
 #include "imagined.h"
+#include "imagined_guard.h"
 #include "labels.h"
 #include "ops.h"
 #include "private_torch.h"

@@ -1,0 +1,25 @@
+// What torch's C++ is told of an imagined card: that it is there, and which stream is the current
+// one.
+#pragma once
+
+#include <string>
+
+namespace pytracer::imagined {
+
+// Whether a Guard exists for the calling thread.
+bool is_imagining();
+
+// Why a Guard cannot answer for CUDA; empty if it can.
+std::string problem_with_hooks();
+
+// While one exists, the calling thread may compute on fake tensors of CUDA, with or without a CUDA
+// device: a backward pass asks for the device's streams. Other threads see their device as it is.
+class Guard {
+ public:
+  Guard();
+  ~Guard();
+  Guard(const Guard&) = delete;  // the registry has one entry
+  Guard& operator=(const Guard&) = delete;
+};
+
+}  // namespace pytracer::imagined
