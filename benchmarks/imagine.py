@@ -1,10 +1,13 @@
 """Compares imagined runs with real ones: the peak, each category and reserved bytes.
 
     python benchmarks/imagine.py models --out benchmarks/results    # needs a GPU
+    python benchmarks/imagine.py replays --out benchmarks/results   # needs a GPU
     python benchmarks/imagine.py large --out benchmarks/results     # needs nothing: Llama-70B
 
 models: each program runs three times, each time in a process of its own: on the GPU, traced;
 imagined beside the GPU; imagined where no GPU is visible. The last two must be equal to the byte.
+
+replays: each program's trace is replayed at its own settings, beside what torch reserved.
 
 large: one training step of a 70B Llama, with the seconds and the memory that imagining it takes.
 """
@@ -53,6 +56,21 @@ def real(name: str) -> dict[str, Any]:
         "allocated": stats["allocated_bytes.all.peak"],
         "reserved": stats["reserved_bytes.all.peak"],
         **_of_trace(t),
+    }
+
+
+def replayed(name: str) -> dict[str, Any]:
+    """Runs a program on the GPU, traced, and replays the trace at its own settings."""
+    import pytracer
+
+    with pytracer.trace(devices="cuda", table=False) as t:
+        PROGRAMS[name]("cuda")
+    reserved = torch.cuda.memory_stats()["reserved_bytes.all.peak"]
+    replay = t.replay()
+    return {
+        "device": torch.cuda.get_device_name(),
+        "reserved": reserved,
+        "replayed": replay.peak_reserved,
     }
 
 
@@ -112,6 +130,7 @@ WAYS: dict[str, Callable[[str], dict[str, Any]]] = {
     "imagined": imagined,
     "alone": alone,
 }
+APART: dict[str, Callable[[str], dict[str, Any]]] = {**WAYS, "replayed": replayed}
 
 
 def answer(measure: Callable[[], dict[str, Any]], file: Path) -> None:
@@ -276,6 +295,20 @@ def models(options: argparse.Namespace) -> None:
             write(options.out, "imagine-models", {"programs": ordered}, device or "cpu")
 
 
+# ---------------------------------------------------------------- replays
+
+
+def replays(options: argparse.Namespace) -> None:
+    """Replays each program's trace at its own settings, beside what torch reserved."""
+    names = [name for name in PROGRAMS if options.only in name]
+    rows = dict(run_all(names, ["replayed"], options.at_once))
+    found = {name: rows[name]["replayed"] for name in names}
+    devices = {one.pop("device") for one in found.values() if "device" in one}
+    for name, one in found.items():
+        print(f"{name:36} {one}", flush=True)
+    write(options.out, "replays", {"programs": found}, min(devices, default=""))
+
+
 # ---------------------------------------------------------------- large
 
 
@@ -343,16 +376,16 @@ def main() -> None:
     """Runs the command line."""
     if sys.argv[1:2] == ["--apart"]:
         way, name, file = sys.argv[2:]
-        answer(lambda: WAYS[way](name), Path(file))
+        answer(lambda: APART[way](name), Path(file))
         return
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("what", choices=["models", "large"])
+    parser.add_argument("what", choices=["models", "large", "replays"])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="", help="programs whose name has this")
     parser.add_argument("--at-once", type=int, default=AT_ONCE)
     add_again(parser)
     options = parser.parse_args()
-    {"models": models, "large": large}[options.what](options)
+    {"models": models, "large": large, "replays": replays}[options.what](options)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,14 @@
 # One GPU:  sh benchmarks/on_gpu.sh OUT overhead      6 minutes: each case in each mode, beside peers
 #           sh benchmarks/on_gpu.sh OUT host_bound    6 minutes: where the host is the limit, without peers
 #           sh benchmarks/on_gpu.sh OUT whose_time    3 minutes: samples of the same cases
+#           sh benchmarks/on_gpu.sh OUT replays       3 minutes: traces replayed at their own settings
 # Two GPUs: sh benchmarks/on_gpu.sh OUT halves        8 minutes: as overhead, half of the cases on each GPU
 #           sh benchmarks/on_gpu.sh OUT ddp           4 minutes: the case of overhead.py with two ranks
 #           sh benchmarks/on_gpu.sh OUT ranks         14 ways, each 60 s at most; `WAYS="fsdp2 ddp"` for some
 #           sh benchmarks/on_gpu.sh OUT imagine_ranks
 # Before its first part each builds, which takes about 2 minutes.
 set -u
-out=${1:?usage: sh benchmarks/on_gpu.sh OUT [tests|alone|overhead|host_bound|whose_time|halves|ledger|cost|gemm|conformance|attribution|confirm|ddp|ranks|imagine_ranks|attention]...}
+out=${1:?usage: sh benchmarks/on_gpu.sh OUT [tests|alone|overhead|host_bound|whose_time|halves|ledger|cost|gemm|conformance|attribution|confirm|ddp|ranks|imagine_ranks|replays|attention]...}
 shift
 python=${PYTHON:-python3}
 mkdir -p "$out"
@@ -54,6 +55,7 @@ ddp() { "$python" benchmarks/overhead.py --out "$out" --minutes 4 --cases ddp; }
 # shellcheck disable=SC2086 - several words
 ranks() { "$python" benchmarks/ranks.py --out "$out" ${WAYS:+--ways $WAYS}; }
 imagine_ranks() { "$python" benchmarks/imagine_ranks.py --out "$out"; }
+replays() { "$python" benchmarks/imagine.py replays --out "$out"; }
 attention() { "$python" benchmarks/attention.py --out "$out"; }
 ledger() { "$python" benchmarks/ledger.py --out "$out"; }
 cost() { "$python" benchmarks/cost.py --out "$out"; }

@@ -25,6 +25,25 @@ def replay(document: Document) -> str:
     return "\n".join([_table(heads, rows), "", *_problems(document), _machine(document)])
 
 
+def replays(document: Document) -> str:
+    """How many traces, at their own settings, reserve the measured bytes when replayed."""
+    rows, machine = document["programs"], document["machine"]
+    off = {
+        name: row["replayed"] / row["reserved"] - 1
+        for name, row in rows.items()
+        if row["replayed"] != row["reserved"]
+    }
+    text = (
+        f"At its own settings, the replay of a trace reserves to the byte what torch reserved in "
+        f"{len(rows) - len(off)} of {len(rows)} programs"
+    )
+    others = "; ".join(f"{name} {share:+.2%}" for name, share in off.items())
+    text += f". The others: {others}." if off else "."
+    return (
+        f"{text} Measured on {machine['device']}, torch {machine['torch']}, {machine['date'][:10]}."
+    )
+
+
 def advice(*documents: Document) -> str:
     """A row per change that was made: what a replay said, and what the changed program saved."""
     parts = []

@@ -18,6 +18,7 @@ A table stands between markers such as `<!-- overhead:begin -->` and `<!-- overh
     prediction-*                    prediction.py and planners.py
     imagine-models, imagine-large   imagine.py
     imagine-ranks                   imagine_ranks.py, on two GPUs
+    replays                         imagine.py replays
     imagine-scratch                 cudnn_scratch.py, on a GPU
     imagine-peers                   estimators.py
     imagine-open-models             open_models.py
@@ -474,6 +475,9 @@ def main() -> int:
             shown = documents if name == "what-if" else documents[:1]
             text = getattr(prediction_tables, name.replace("-", "_"))(*shown)
             after[PREDICTION_PAGE] = between(after[PREDICTION_PAGE], f"prediction-{name}", text)
+    for path in sorted(RESULTS.glob("replays-nvidia-*.json"))[:1]:
+        text = prediction_tables.replays(kept.read(path))
+        after[PREDICTION_PAGE] = between(after[PREDICTION_PAGE], "prediction-replays", text)
     for name, files in (
         ("models", "imagine-models-nvidia-*.json"),
         ("large", "imagine-large-*.json"),
