@@ -237,14 +237,18 @@ def imagined_again(
     imagine: Callable[[str], dict[str, Any]],
     judge: Callable[[str, dict[str, Any]], None],
     *,
+    only: str,
     beside: bool,
 ) -> None:
     """Imagines each program of a measured document again, and writes both into the same file.
 
+    `only`: those whose name has this.
     `beside`: with another torch, whose peaks are kept beside those of the first one.
     """
     document = kept.read(file)
     for name, row in document["programs"].items():
+        if only not in name:
+            continue
         found = imagine(name)
         if beside:
             told = found["imagined"]
@@ -280,6 +284,7 @@ def models(options: argparse.Namespace) -> None:
             options.again,
             _again,
             lambda name, row: print(line(name, row), flush=True),
+            only=options.only,
             beside=options.beside,
         )
         return

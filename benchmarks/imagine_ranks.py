@@ -366,6 +366,7 @@ def main() -> None:
             options.again,
             lambda name: {"imagined": run_ranks("imagined", name)},
             _judge,
+            only=options.only,
             beside=options.beside,
         )
         return

@@ -390,6 +390,24 @@ def test_what_is_sent_may_be_in_use_until_the_program_waits_for_the_card() -> No
         assert bytes_of(program(wait)) == (8, 8)
 
 
+def test_works_of_a_batch_keep_no_tensor() -> None:
+    """NCCL has one work for all that a batch sends and receives, and that has no outputs."""
+
+    def peak(*, in_a_batch: bool) -> int:
+        with pytracer.imagine("H100", ranks=2) as t:
+            dist.init_process_group("nccl")
+            sends = dist.P2POp(dist.isend, torch.ones(MIB, device="cuda"), 1)
+            works = dist.batch_isend_irecv([sends]) if in_a_batch else [dist.isend(sends.tensor, 1)]
+            del sends
+            torch.empty(MIB, device="cuda")
+            for work in works:
+                work.wait()
+        return t.peak.bytes // MIB
+
+    assert peak(in_a_batch=True) == 4
+    assert peak(in_a_batch=False) == 8
+
+
 def test_the_bounds_are_in_the_table_and_decide_whether_it_surely_fits() -> None:
     """A card between the two may do."""
     from pytracer.export.fits_text import on_a_card

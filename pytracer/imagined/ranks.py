@@ -279,7 +279,7 @@ def _of_ddp(known: Known, job: Job) -> Iterator[tuple[Any, str, Any]]:
 def _of_waits(shelf: Shelf) -> Iterator[tuple[Any, str, Any]]:
     """Where the program waits for a collective, or for the card."""
     wait, synchronize = dist.Work.wait, torch.cuda.synchronize
-    coalesced = private_torch.broadcast_coalesced
+    coalesced, batch_isend_irecv = private_torch.broadcast_coalesced, dist.batch_isend_irecv
 
     def wait_and_tell(work: Any, *args: Any, **options: Any) -> Any:
         result = wait(work, *args, **options)
@@ -294,9 +294,17 @@ def _of_waits(shelf: Shelf) -> Iterator[tuple[Any, str, Any]]:
         with shelf.waiting():
             return coalesced(*args, **options)
 
+    def batch(operations: list[Any]) -> list[Any]:
+        works = batch_isend_irecv(operations)
+        if operations[0].tensor.is_cuda:  # NCCL's one work for all of them keeps no tensor
+            return [_finished([])]
+        return list(works)
+
     yield dist.Work, "wait", wait_and_tell
     yield torch.cuda, "synchronize", synchronize_and_tell
     yield dist, "_broadcast_coalesced", broadcast
+    yield dist, "batch_isend_irecv", batch
+    yield private_torch.process_groups, "batch_isend_irecv", batch
 
 
 @contextlib.contextmanager

@@ -231,7 +231,11 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
             "not_counted": sorted(self._not_counted),
             "doubts": self._doubts.document(),
             **self._job.document(),
-            **({} if card is None else {**_facts(card), **self._scratch.document()}),
+            **(
+                {}
+                if card is None
+                else {**_facts(card), **self._scratch.document(any_end=self._job.shelf.has_kept)}
+            ),
         }
 
 

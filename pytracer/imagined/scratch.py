@@ -58,11 +58,14 @@ class Taken:
         """Takes blocks of these bytes for a moment, all at once."""
         self._device.back(blocks(amounts))
 
-    def document(self) -> dict[str, int]:
+    def document(self, *, any_end: bool) -> dict[str, int]:
         """The bounds, as far as they are not what is sure.
 
+        `any_end`: when some blocks end is not sure.
+
         What is reserved was tried with a few sizes of all scratch. Others may move it further, so half
-        of the distance is added on both sides.
+        of the distance is added on both sides. It was also tried with a few ends of blocks that the
+        card may still need. Other ends may fill gaps better, so half of the width is added below.
         """
         further = 2 if self._largest else 0
         counters = self._device.counters()
@@ -71,6 +74,7 @@ class Taken:
         bounds: dict[str, int] = {}
         if peak > counters["requested_bytes.peak"]:
             bounds |= {"peak_at_most": peak, "scratch_at_most": self._largest}
+            least -= (most - least) // 2 if any_end else 0
         if least < sure:
             least -= (sure - least) // further if further else 0
             bounds["reserved_at_least"] = max(least, counters["allocated_bytes.peak"])

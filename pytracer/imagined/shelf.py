@@ -47,6 +47,7 @@ class Shelf:
             int, tuple[int, Hold]
         ] = {}  # the stream that uses the block, and the block
         self._numbers = itertools.count()
+        self.has_kept = False
         self._waits = False
 
     def begins(self) -> None:
@@ -60,6 +61,7 @@ class Shelf:
             return
         first, at_most = weakref.ref(outputs[0]), [self.hold(one) for one in tensors]
         self._stashes.append(_Stash(first, list(tensors), at_most))
+        self.has_kept = True
 
     def waited(self, outputs: Sequence[Any]) -> None:
         """The program waited for the collective with these outputs."""
@@ -72,6 +74,7 @@ class Shelf:
         """Keeps what is sent or received."""
         if self.hold is not None:
             self._sent += [self.hold(one) for one in tensors]
+            self.has_kept = True
 
     def used_on(self, stream: int, tensor: Any) -> None:
         """Keeps a tensor that was made on another stream than this one, which uses it."""
@@ -82,6 +85,7 @@ class Shelf:
         """The numbers of what the program has let go of, and this stream uses. None: any stream."""
         for use in C.take_uses_of_passes():
             self._used[next(self._numbers)] = use
+        self.has_kept = self.has_kept or bool(self._used)
         used = self._used.items()
         return [number for number, (on, held) in used if held.let_go and stream in (None, on)]
 
