@@ -264,6 +264,17 @@ def test_each_stream_has_blocks_of_its_own() -> None:
     assert reserved(aside=True) == 128 << 20
 
 
+def test_streams_and_events_have_the_attributes_of_real_ones() -> None:
+    """On each torch: FSDP2 of torch 2.15 asks a stream for more than that of 2.13 does."""
+    of_other_processes = {"ipc_handle", "from_ipc_handle"}
+    for real in (torch.Stream, torch.cuda.Stream, torch.Event, torch.cuda.Event):
+        with pytracer.imagine("H100"):
+            kind = torch.cuda.Stream if "Stream" in real.__name__ else torch.cuda.Event
+            there = {*dir(kind())}
+        public = {name for name in dir(real) if not name.startswith("_")}
+        assert public - there <= of_other_processes
+
+
 def test_a_backward_runs_on_the_streams_of_its_forward() -> None:
     """As on a card: autograd goes to the stream that was the current one when it made the node."""
     with pytracer.imagine("H100") as t:

@@ -29,7 +29,8 @@ def described(card: Card, device: Any, shelf: Shelf) -> Iterator[None]:
         shelf: is told when the program waits for a stream.
     """
     counters, trim = device.counters, device.trim
-    streams, chosen = Streams(shelf), Chosen()
+    chosen = Chosen()
+    streams = Streams(shelf, chosen)
     bindings = private_torch.bindings
     with contextlib.ExitStack() as stack:
         for owner, answers in (
@@ -209,9 +210,14 @@ class _Device(contextlib.AbstractContextManager[None]):
 class Streams:
     """The streams of the card. The allocator keeps blocks for each of them."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        """`shelf`: is told when the program waits for a stream."""
-        self.shelf = shelf
+    def __init__(self, shelf: Shelf, chosen: "Chosen") -> None:
+        """Makes the default stream.
+
+        Args:
+            shelf: is told when the program waits for a stream.
+            chosen: the current device.
+        """
+        self.shelf, self.chosen = shelf, chosen
         self._made = 0
         self._type = type("Stream", (_Stream,), {"streams": self})
         self._event = type("Event", (_Event,), {"streams": self})
@@ -267,10 +273,13 @@ class _Stream:
     """A stream whose work has always finished."""
 
     streams: Streams
+    device_type = 1  # CUDA, as torch counts types
+    priority = 0
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.cuda_stream = self.stream_id = self.streams.number()
-        self.device = torch.device("cuda", 0)
+        self.cuda_stream = self.native_handle = self.stream_id = self.streams.number()
+        self.device_index = self.streams.chosen.number()
+        self.device = torch.device("cuda", self.device_index)
         self._before: list[Any] = []
 
     def __eq__(self, other: object) -> bool:
@@ -284,6 +293,10 @@ class _Stream:
 
     def is_capturing(self) -> bool:
         return False
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        return 0, -5
 
     def record_event(self, event: Any = None) -> Any:
         if event is None:
@@ -308,8 +321,10 @@ class _Event:
     """An event that has always happened."""
 
     streams: Streams
+    cuda_event = event_id = 0
 
     def __init__(self, *_: Any, **__: Any) -> None:
+        self.device = torch.device("cuda", self.streams.chosen.number())
         self._done: list[int] = []  # what no stream needs any more once it has happened
 
     def record(self, stream: Any = None) -> None:
