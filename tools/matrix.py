@@ -26,7 +26,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "matrix-cpu.json"
 PAGE = ROOT / "docs" / "support.md"
-TESTS = ["test_native.py", "test_reading.py", "test_graph_walk.py", "test_public_face.py"]
+TESTS = [
+    *("test_native.py", "test_reading.py", "test_graph_walk.py", "test_public_face.py"),
+    *("test_imagine_ranks.py", "test_imagine_parallel.py"),
+]
 NEEDED = ["numpy", "pandas", "pytest", "hypothesis", "setuptools>=77"]
 FACTS = """
 import json, platform, torch

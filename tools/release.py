@@ -38,7 +38,10 @@ GROUPS = ("Added", "Changed", "Fixed", "Deprecated", "Removed", "Security")
 # Words that tell how the code was, not what it does.
 HISTORY = re.compile(r"\b(before|formerly|previously|used to)\b|no longer|any more", re.IGNORECASE)
 CHECKERS = ("twine==6.2.0", "check-wheel-contents==0.6.3")
-TESTS = ("test_stability.py", "test_human.py", "test_table.py", "test_native.py")
+TESTS = (
+    *("test_stability.py", "test_human.py", "test_table.py", "test_native.py"),
+    *("test_imagine_ranks.py", "test_imagine_parallel.py"),
+)
 NEEDED = ("numpy", "pandas", "nvidia-ml-py", "pytest", "hypothesis")
 FACTS = """
 import json, platform, sys, torch
