@@ -324,6 +324,7 @@ def test_a_block_that_another_stream_uses_ends_when_that_has_come_so_far() -> No
     assert most(lets_go) == 8
     assert most(lets_go, lambda late: late.stream.synchronize()) == 4
     assert most(lets_go, lambda late: torch.cuda.synchronize()) == 4
+    assert most(lets_go, lambda late: torch.accelerator.synchronize()) == 4
     assert most(lets_go, lambda late: torch.cuda.current_stream().synchronize()) == 8
     assert most(lets_go, records, waits) == 4
     assert most(records, lets_go, waits) == 8

@@ -43,9 +43,7 @@ class Shelf:
         self.hold: Callable[..., Hold] | None = None  # a tensor's block, but not this stream's
         self._stashes: list[_Stash] = []
         self._sent: list[Hold] = []
-        self._used: dict[
-            int, tuple[int, Hold]
-        ] = {}  # the stream that uses the block, and the block
+        self._used: dict[int, tuple[int, Hold]] = {}  # the stream that uses a block, and the block
         self._numbers = itertools.count()
         self.has_kept = False
         self._waits = False

@@ -41,7 +41,7 @@ def described(card: Card, device: Any, shelf: Shelf) -> Iterator[None]:
             (torch.cuda.nccl, {"version": _of_nccl(torch.cuda.nccl.version)}),
             (torch.distributed, {"is_nccl_available": lambda: torch.distributed.is_available()}),
             (bindings, {"_cuda_getCurrentRawStream": lambda device: 0}),  # libraries import it
-            (torch.accelerator, {**_accelerator(chosen), **streams.of_accelerators()}),
+            (torch.accelerator, {**_accelerator(chosen, shelf), **streams.of_accelerators()}),
         ):
             for name, answer in answers.items():
                 if hasattr(owner, name) or owner is bindings:
@@ -145,7 +145,7 @@ def _random() -> dict[str, Any]:
     }
 
 
-def _accelerator(chosen: "Chosen") -> dict[str, Any]:
+def _accelerator(chosen: "Chosen", shelf: Shelf) -> dict[str, Any]:
     return {
         "is_available": lambda: True,
         "device_count": lambda: 1,
@@ -154,7 +154,7 @@ def _accelerator(chosen: "Chosen") -> dict[str, Any]:
         "current_device_idx": chosen.number,
         "set_device_index": chosen.choose,
         "set_device_idx": chosen.choose,
-        "synchronize": _nothing,
+        "synchronize": lambda device=None: shelf.synchronized(),
     }
 
 
