@@ -575,8 +575,19 @@ def _try(folder: Path, first: int, count: int) -> Report:
         report.tried += 1
         report.outcomes[f"{damaged.kind}: {outcome}"] += 1
         report.slowest_seconds = max(report.slowest_seconds, time.monotonic() - began)
-    report.most_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    report.most_memory = most_resident()
     return report
+
+
+def most_resident() -> int:
+    """The most bytes that this process had resident.
+
+    `ru_maxrss` also counts what its parent had when it was started.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(status.read_text().partition("VmHWM:")[2].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _without_folders(text: str, folder: Path) -> str:

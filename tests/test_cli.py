@@ -647,6 +647,9 @@ def test_an_option_of_ours_behind_the_program_is_named(
 def test_a_program_that_refuses_an_option_of_ours_gets_a_note(command: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()")
     words = [sys.executable, "-m", "pytracer", command, "train.py", "--stacks"]
-    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    ended = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert ended.returncode in (1, 2)
     assert "pytracer: --stacks came after train.py, which got it" in ended.stderr

@@ -231,8 +231,9 @@ def futures_that_are_done(mended: bool) -> trace:
 
     def keep(out: Tensor) -> None:
         pending.append(pool.submit(out.mul, 2))
+        pending[-1].result()
         if mended:
-            pending.pop().result()
+            pending.pop()
 
     with ThreadPoolExecutor(1) as pool:
         return train(Work(), keep)
