@@ -111,6 +111,16 @@ def tensor_parallel(model: Any, device: torch.device) -> nn.Module:
     return parallel
 
 
+def join() -> torch.device:
+    """Joins the other ranks, and returns this rank's card."""
+    import torch.distributed as dist
+
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl")
+    return device
+
+
 def trains(
     make: Callable[[], nn.Module],
     wrap: Wrap,
@@ -126,9 +136,7 @@ def trains(
     def program() -> None:
         import torch.distributed as dist
 
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl")
+        device = join()
         torch.manual_seed(0)
         model = make().to(device).train()
         if checkpoint:
@@ -178,9 +186,7 @@ def pipeline() -> None:
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl")
+    device = join()
     rank, width = dist.get_rank(), 1024
     model = Stage((3, 5)[rank], width).to(device)
     updates = torch.optim.AdamW(model.parameters(), fused=True)
@@ -228,17 +234,15 @@ PROGRAMS: dict[str, Callable[[], None]] = {
 }
 
 
-def small(name: str) -> Callable[[], None]:
+def small(way: parallel.Way) -> Callable[[], None]:
     """A way of `programs/parallel.py`, of a Llama with 0.16 B parameters."""
 
     def program() -> None:
         import torch.distributed as dist
 
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl")
+        device = join()
         place = parallel.Place(dist.get_rank(), RANKS, str(device), "middle")
-        training = SMALL[name].build(place)
+        training = way.build(place)
         for _ in range(STEPS):
             training.step()
         dist.destroy_process_group()
@@ -246,12 +250,11 @@ def small(name: str) -> Callable[[], None]:
     return program
 
 
-SMALL = {
-    name: way
+PROGRAMS |= {
+    f"small Llama, {name.replace('_', ' ')}": small(way)
     for name, way in (parallel.WAYS | parallel.VARIANTS).items()
     if way.ranks == RANKS and name != "fsdp2_offloaded"
 }
-PROGRAMS |= {f"small Llama, {name.replace('_', ' ')}": small(name) for name in SMALL}
 
 # ---------------------------------------------------------------- how they run
 

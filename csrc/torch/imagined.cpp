@@ -169,12 +169,12 @@ struct PossibleBlock {
     }
   }
 
-  // With the lock: the program lets go. If the card may still need the block, some placements keep
-  // it, the first one always.
-  void let_go() {
+  // With the lock: the program lets go. If the card may still need the block (it is held), some
+  // placements keep it, the first one always. Otherwise its end follows at once.
+  void let_go(bool is_held) {
     is_let_go = true;
     uint64_t block = memory->blocks++ * kWays.size();
-    for (size_t i = 1; i < kWays.size(); ++i) {
+    for (size_t i = 1; is_held && i < kWays.size(); ++i) {
       if (drawn(block + i) < share(i)) {
         free(i);
       }
@@ -223,7 +223,7 @@ void end(void* context) {
   memory.record(Action::kFreeRequested, address, held->bytes, held->stream);
   memory.record(Action::kFreeCompleted, address, held->bytes, held->stream);
   memory.sure.free(held->number, held->bytes);
-  held->possible->let_go();
+  held->possible->let_go(/*is_held=*/held->possible.use_count() > 1);
 }  // and then, without the lock, its possible places
 
 // Zero bytes have an owner, too: the storage may grow.
@@ -369,9 +369,6 @@ std::vector<Use> take_uses_of_passes() {
 }
 
 bool is_let_go(const PossibleBlock& block) {
-  if (block.memory == nullptr) {
-    return false;
-  }
   std::lock_guard lock(block.memory->mutex);
   return block.is_let_go;
 }

@@ -1,5 +1,4 @@
-// What torch's C++ is told of an imagined card: that it is there, and which stream is the current
-// one.
+// Answers torch's C++ for an imagined card: the card is there, and one of its streams is current.
 #pragma once
 
 #include <string>

@@ -277,18 +277,14 @@ def _of_ddp(known: Known, job: Job) -> Iterator[tuple[Any, str, Any]]:
 
 
 def _of_waits(shelf: Shelf) -> Iterator[tuple[Any, str, Any]]:
-    """Where the program waits for a collective, or for the card."""
-    wait, synchronize = dist.Work.wait, torch.cuda.synchronize
-    coalesced, batch_isend_irecv = private_torch.broadcast_coalesced, dist.batch_isend_irecv
+    """Where the program waits for a collective, or talks to other ranks in a batch."""
+    wait, batch_isend_irecv = dist.Work.wait, dist.batch_isend_irecv
+    coalesced = private_torch.broadcast_coalesced
 
     def wait_and_tell(work: Any, *args: Any, **options: Any) -> Any:
         result = wait(work, *args, **options)
         shelf.waited(_tensors(work.get_future().value()))
         return result
-
-    def synchronize_and_tell(*args: Any, **options: Any) -> None:
-        synchronize(*args, **options)
-        shelf.synchronized()
 
     def broadcast(*args: Any, **options: Any) -> Any:
         with shelf.waiting():
@@ -301,7 +297,6 @@ def _of_waits(shelf: Shelf) -> Iterator[tuple[Any, str, Any]]:
         return list(works)
 
     yield dist.Work, "wait", wait_and_tell
-    yield torch.cuda, "synchronize", synchronize_and_tell
     yield dist, "_broadcast_coalesced", broadcast
     yield dist, "batch_isend_irecv", batch
     yield private_torch.process_groups, "batch_isend_irecv", batch

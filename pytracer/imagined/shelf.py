@@ -77,15 +77,18 @@ class Shelf:
     def used_on(self, stream: int, tensor: Any) -> None:
         """Keeps a tensor that was made on another stream than this one, which uses it."""
         if self.hold is not None and (held := self.hold(tensor, but_of=stream)):
-            self._used[next(self._numbers)] = stream, held
+            self._keep_used((stream, held))
 
     def let_go(self, stream: int | None = None) -> list[int]:
         """The numbers of what the program has let go of, and this stream uses. None: any stream."""
         for use in C.take_uses_of_passes():
-            self._used[next(self._numbers)] = use
-        self.has_kept = self.has_kept or bool(self._used)
+            self._keep_used(use)
         used = self._used.items()
         return [number for number, (on, held) in used if held.let_go and stream in (None, on)]
+
+    def _keep_used(self, use: tuple[int, Hold]) -> None:
+        self._used[next(self._numbers)] = use
+        self.has_kept = True
 
     def reached(self, numbers: list[int]) -> None:
         """The card needs these no more."""

@@ -31,17 +31,18 @@ def described(card: Card, device: Any, shelf: Shelf) -> Iterator[None]:
     counters, trim = device.counters, device.trim
     chosen = Chosen()
     streams = Streams(shelf, chosen)
+    waits = {"synchronize": lambda device=None: shelf.synchronized()}
     bindings = private_torch.bindings
     with contextlib.ExitStack() as stack:
         for owner, answers in (
-            (torch.cuda, {**_cuda(card, counters, trim, chosen), **streams.answers()}),
+            (torch.cuda, {**_cuda(card, counters, trim, chosen), **waits, **streams.answers()}),
             (torch.cuda.memory, _memory(card, counters, trim)),
             (torch.cuda.random, _random()),
             (torch.version, {"cuda": torch.version.cuda or _RUNTIME}),
             (torch.cuda.nccl, {"version": _of_nccl(torch.cuda.nccl.version)}),
             (torch.distributed, {"is_nccl_available": lambda: torch.distributed.is_available()}),
             (bindings, {"_cuda_getCurrentRawStream": lambda device: 0}),  # libraries import it
-            (torch.accelerator, {**_accelerator(chosen, shelf), **streams.of_accelerators()}),
+            (torch.accelerator, {**_accelerator(chosen), **waits, **streams.of_accelerators()}),
         ):
             for name, answer in answers.items():
                 if hasattr(owner, name) or owner is bindings:
@@ -79,7 +80,6 @@ def _cuda(
         "device_count": lambda: 1,
         "current_device": chosen.number,
         "set_device": chosen.choose,
-        "synchronize": nothing,
         "get_device_name": lambda device=None: card.title,
         "get_device_capability": lambda device=None: card.capability,
         "get_device_properties": lambda device=None: properties,
@@ -145,7 +145,7 @@ def _random() -> dict[str, Any]:
     }
 
 
-def _accelerator(chosen: "Chosen", shelf: Shelf) -> dict[str, Any]:
+def _accelerator(chosen: "Chosen") -> dict[str, Any]:
     return {
         "is_available": lambda: True,
         "device_count": lambda: 1,
@@ -154,7 +154,6 @@ def _accelerator(chosen: "Chosen", shelf: Shelf) -> dict[str, Any]:
         "current_device_idx": chosen.number,
         "set_device_index": chosen.choose,
         "set_device_idx": chosen.choose,
-        "synchronize": lambda device=None: shelf.synchronized(),
     }
 
 
@@ -250,14 +249,8 @@ class Streams:
         self._made += 1
         return 1 + (self._made - 2) % _STREAMS if self._made > 1 else 0
 
-    def event_on(self, stream: Any = None) -> "_Event":
-        """An event that the stream, or the current one, reaches."""
-        event: _Event = self._event()
-        event.record(stream)
-        return event
-
     def let_go(self, stream: Any) -> list[int]:
-        """Numbers of what the program has let go of by now, and the stream uses, or the current one."""
+        """As the shelf's, for this stream. None: the current one."""
         return self.shelf.let_go((stream or self.current).stream_id)
 
     def set(self, stream: Any) -> Any:
@@ -299,8 +292,7 @@ class _Stream:
         return 0, -5
 
     def record_event(self, event: Any = None) -> Any:
-        if event is None:
-            return self.streams.event_on(self)
+        event = torch.cuda.Event() if event is None else event
         event.record(self)
         return event
 
