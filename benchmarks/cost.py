@@ -47,6 +47,7 @@ from pytracer.cost import (  # noqa: E402
     verdicts,
 )
 from pytracer.export import cost_text  # noqa: E402
+from pytracer.export.terminal import Terminal  # noqa: E402
 
 PARTS = ("shapes", "operators", "phases", "models", "compiled")  # the longest last
 WARM_UP, STEPS = 4, 5
@@ -512,7 +513,9 @@ def run_model(name: str, device: str, quick: bool, compiled: bool) -> dict[str, 
     classes = cost_table.rows(t.data, "class")
     modules = cost_table.rows(t.data, "module")
     total = cost_table.summarised(found, {name: found.records}, "op")[0]
-    text = cost_text.render(t.data, "class") + "\n\n" + cost_text.render(t.data, "module")
+    wide = Terminal(120)
+    tables = (cost_text.render(t.data, by, terminal=wide) for by in ("class", "module"))
+    text = "\n\n".join(tables)
     print(f"\n{name}, {'compiled' if compiled else 'eager'}\n{text}\n", flush=True)
     return {
         "model": name,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
+import torch
 
 import pytracer
 from programs import many_ranks
@@ -21,6 +22,7 @@ from pytracer.analysis.allocator import fragmentation, ledger
 from pytracer.analysis.answers import diff
 from pytracer.export import (
     advice_text,
+    cost_text,
     diff as diff_text,
     fits_text,
     job_text,
@@ -69,8 +71,23 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[[Termi
     many_ranks.write(folder, 4)
     add("ranks", job_text.render, pytracer.load(folder).comparison, ())
     add("out of memory", postmortem.render, out_of_memory())
+    for by in ("class", "module", "op"):
+        add(f"cost by {by}", _cost, costly().data, by)
     add("words", lambda where: words.legend(terminal=where, of_jobs=True))
     return made
+
+
+def costly() -> Any:
+    model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytracer.trace(model, optimizer, cost=True, table=False) as t:
+        model(torch.ones(2, 8, 16)).sum().backward()
+        optimizer.step()
+    return t
+
+
+def _cost(trace: pytracer.data.recorded.Trace, by: str, where: Terminal) -> str:
+    return cost_text.render(trace, by, terminal=where)
 
 
 def _on_a_card(text: str, where: Terminal) -> str:

@@ -105,6 +105,7 @@ class Cost(Command):
                 output.print_json({"peaks": measured})
             return 0
         from pytracer.cost import measurements, peaks as device_peaks, table as cost_table
+        from pytracer.export import terminal
         from pytracer.export.cost_text import render
 
         trace = output.read(options.file).data
@@ -116,7 +117,7 @@ class Cost(Command):
             head = {k: v for k, v in vars(measurements.measured(trace)).items() if k != "records"}
             output.print_json({**head, "by": by, "rows": rows, "uncounted": missing})
             return 0
-        print(render(trace, by, peaks, each=options.each))
+        print(render(trace, by, peaks, each=options.each, terminal=terminal.here()))
         return 0
 
 

@@ -425,17 +425,22 @@ class Doctor(Command):
         if options.calibrate:
             return _calibrate(as_json=options.json)
         from pytracer.cli import doctor
+        from pytracer.export import terminal
 
+        def tell(name: str, text: str) -> None:
+            print("\n".join(screen.wrap(text, f"{name:<20} ", " " * 21)))
+
+        screen = terminal.here()
         machine = {"pytracer": __version__, **doctor.machine()}
         if not options.json:
             for name, value in machine.items():
                 shown = ", ".join(value) if isinstance(value, list) else value
-                print(f"{name:20} {shown or 'none'}")
+                tell(name, shown or "none")
         results = []
         for check in doctor.checks():
             results.append(vars(check))
             if not options.json:
-                print(f"{check.name:20} {check.verdict:7} {check.detail}")
+                tell(check.name, f"{check.verdict:7} {check.detail}")
         failed = any(check["verdict"] == "failed" for check in results)
         if options.json:
             output.print_json({**machine, "checks": results})

@@ -1,16 +1,16 @@
 """The costs of forward and backward as text: measured ratios beside the textbook's."""
 
-import textwrap
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from pytracer.basics.names import layers_alike, numbers_text
 from pytracer.basics.units import time_text
 from pytracer.cost import measurements, table as cost_table
 from pytracer.cost.table import Row
 from pytracer.data.recorded import Trace
+from pytracer.export.terminal import BOLD, DIM, GREEN, PLAIN, YELLOW, Terminal, cut_in_front
 
-_NAME = 28
+_NAME, _LEAST_NAME = 28, 16
 _MOST_ROWS = 24
 _MOST_EXPLAINED = 4  # rows that are named for each cause
 _MUCH_OVER_PEAK = 1.05
@@ -22,22 +22,58 @@ def render(
     peaks: Mapping[str, Any] | None = None,
     *,
     each: bool = False,
-    width: int = 100,
+    terminal: Terminal = PLAIN,
 ) -> str:
     """The table as text. Layers whose names differ only in a number share a row, unless `each`."""
     costs = measurements.measured(trace)
     rows = _rows(trace, by, peaks, each=each)
     shown = rows if by == "class" or each else rows[:_MOST_ROWS]
     total = sum(row.time_ns for row in rows)
-    head = f"{by:<{_NAME}}{'forward':>9}{'backward':>10}{'share':>8}"
-    lines = [head + f"{'FLOPs':>7}{'bytes':>7}{'time':>7}{'expect':>8}{'of peak':>9}  verdict"]
-    lines += [_line(row) for row in shown]
+    columns, name = _columns(rows, terminal.width)
+    heads = "".join(f"{column.head:>{column.room}}" for column in columns)
+    lines = [terminal.paint(f"{by:<{name}}{heads}  verdict", BOLD)]
+    lines += [_line(row, columns, name, terminal) for row in shown]
     if len(shown) < len(rows):
         rest = sum(row.time_ns for row in rows[len(shown) :])
-        name = f"{len(rows) - len(shown)} more"
-        lines.append(f"{name:<{_NAME}}{'':>19}{rest / max(total, 1):>8.1%}")
-    lines += ["", *_causes(shown, width), *_foot(trace, costs, rows, peaks, width)]
+        more = f"{len(rows) - len(shown)} more"
+        lines.append(f"{more:<{name}}  {rest / max(total, 1):.1%} of the time")
+    left = [column.head for column in _COLUMNS if column not in columns]
+    lines += ["", *_causes(shown, terminal), *_foot(trace, costs, rows, peaks, terminal)]
+    if left:
+        lines += terminal.paragraph("note", f"a wider terminal also shows {', '.join(left)}")
     return "\n".join(line.rstrip() for line in lines).rstrip()
+
+
+class _Column(NamedTuple):
+    head: str
+    room: int
+    text: Callable[[Row], str]
+    order: int  # those with the highest number are left out first
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+_COLUMNS = (
+    _Column("forward", 9, lambda row: _time(row.forward_ns), 3),
+    _Column("backward", 10, lambda row: _time(row.backward_ns + row.recompute_ns), 4),
+    _Column("share", 8, lambda row: f"{row.time_share:.1%}", 0),
+    _Column("FLOPs", 7, lambda row: _ratio(row.flop_ratio), 5),
+    _Column("bytes", 7, lambda row: _ratio(row.byte_ratio), 6),
+    _Column("time", 7, lambda row: _ratio(row.time_ratio), 1),
+    _Column("expect", 8, lambda row: _ratio(row.expected_ratio), 2),
+    _Column("of peak", 9, lambda row: _percent(_of_peak(row)), 7),
+)
+
+
+def _columns(rows: list[Row], width: int) -> tuple[list[_Column], int]:
+    """The columns that fit, and the room for names."""
+    verdict = max([len("verdict"), *(len(row.verdict) for row in rows)]) + 2
+    columns = list(_COLUMNS)
+    while (name := width - verdict - sum(column.room for column in columns)) < _LEAST_NAME:
+        columns.remove(max(columns, key=lambda column: column.order))
+    return columns, min(name, _NAME)
 
 
 def _rows(trace: Trace, by: str, peaks: Mapping[str, Any] | None, *, each: bool) -> list[Row]:
@@ -52,24 +88,13 @@ def _rows(trace: Trace, by: str, peaks: Mapping[str, Any] | None, *, each: bool)
     return cost_table.summarised(costs, groups, by, peaks)
 
 
-def _line(row: Row) -> str:
-    name = row.name if len(row.name) < _NAME else "..." + row.name[-(_NAME - 4) :]
-    backward = row.backward_ns + row.recompute_ns
-    ratios = "".join(
-        f"{'' if ratio is None else f'{ratio:.2f}':>{room}}"
-        for ratio, room in (
-            (row.flop_ratio, 7),
-            (row.byte_ratio, 7),
-            (row.time_ratio, 7),
-            (row.expected_ratio, 8),
-        )
-    )
-    share = _of_peak(row)
-    of_peak = "" if share is None else f"{share:.0%}"
-    return (
-        f"{name:<{_NAME}}{_time(row.forward_ns):>9}{_time(backward):>10}"
-        f"{row.time_share:>8.1%}{ratios}{of_peak:>9}  {row.verdict}"
-    )
+_VERDICTS = {"confirmed": GREEN, "off": YELLOW}
+
+
+def _line(row: Row, columns: list[_Column], room: int, terminal: Terminal) -> str:
+    name = cut_in_front(row.name, room - 1)
+    cells = "".join(f"{column.text(row):>{column.room}}" for column in columns)
+    return f"{name:<{room}}{cells}  {terminal.paint(row.verdict, _VERDICTS.get(row.verdict, DIM))}"
 
 
 def _of_peak(row: Row) -> float | None:
@@ -77,11 +102,15 @@ def _of_peak(row: Row) -> float | None:
     return row.of_peak_flops if row.kind == "contraction" else row.of_peak_bandwidth
 
 
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
 def _time(nanoseconds: int) -> str:
     return time_text(nanoseconds) if nanoseconds else ""
 
 
-def _causes(rows: list[Row], width: int) -> list[str]:
+def _causes(rows: list[Row], terminal: Terminal) -> list[str]:
     """A paragraph for each cause, with the rows that it explains and their details."""
     named: dict[str, list[str]] = {}
     for row in rows:
@@ -92,7 +121,7 @@ def _causes(rows: list[Row], width: int) -> list[str]:
     for cause, who in named.items():
         more = f" and {len(who) - _MOST_EXPLAINED} more" if len(who) > _MOST_EXPLAINED else ""
         text = f"{cause}: {', '.join(who[:_MOST_EXPLAINED])}{more}"
-        lines += _paragraph("explained", text, width)
+        lines += terminal.paragraph("explained", text)
     return lines
 
 
@@ -101,7 +130,7 @@ def _foot(
     costs: measurements.Measured,
     rows: list[Row],
     peaks: Mapping[str, Any] | None,
-    width: int,
+    terminal: Terminal,
 ) -> list[str]:
     total = sum(row.time_ns for row in rows)
     unit = "kernels" if costs.clock == "kernels" else "operators"
@@ -111,16 +140,16 @@ def _foot(
         ratios += (
             "; off: another ratio than expected, and no cause in this trace fits (docs/cost.md)"
         )
-    lines = _paragraph("ratios", ratios, width)
-    lines += _paragraph("measured", measured, width)
-    lines += _paragraph("besides", _besides(rows, total), width)
-    lines += _paragraph("peaks", _peaks(costs, peaks), width)
+    lines = terminal.paragraph("ratios", ratios)
+    lines += terminal.paragraph("measured", measured)
+    lines += terminal.paragraph("besides", _besides(rows, total))
+    lines += terminal.paragraph("peaks", _peaks(costs, peaks))
     if any((_of_peak(row) or 0) > _MUCH_OVER_PEAK for row in rows):
         text = (
             "over 100 % of a peak: a cache served it faster than memory, or the peak was measured "
             "while the device was busy (measure again: pytracer cost --measure-peaks)"
         )
-        lines += _paragraph("note", text, width)
+        lines += terminal.paragraph("note", text)
     for missing in ("FLOPs", "bytes"):
         names = [
             f"{each.op} {each.time_ns / max(total, 1):.1%}"
@@ -129,14 +158,14 @@ def _foot(
         ]
         if names:
             more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-            lines += _paragraph("uncounted", f"{missing} of {', '.join(names[:6])}{more}", width)
+            lines += terminal.paragraph("uncounted", f"{missing} of {', '.join(names[:6])}{more}")
     inside = sum(r.time_ns for r in costs.records if r.phase == "optimizer" and r.node)
     if inside:
         text = f"the optimizer runs inside backward for {time_text(inside)}; its time counts as its own"
-        lines += _paragraph("note", text, width)
+        lines += terminal.paragraph("note", text)
     if any(note.startswith("causal") for r in costs.records for note in r.notes):
         text = "causal attention is counted in full, though its kernels may skip half"
-        lines += _paragraph("note", text, width)
+        lines += terminal.paragraph("note", text)
     return lines
 
 
@@ -168,13 +197,3 @@ def _rate(rate: float, unit: str) -> str:
         if rate >= size:
             return f"{rate / size:.3g} {prefix}{unit}/s"
     return f"{rate:.3g} {unit}/s"
-
-
-def _paragraph(title: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=f"{title:<10}",
-        subsequent_indent=" " * 10,
-        break_long_words=False,
-    )
