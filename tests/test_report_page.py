@@ -3,7 +3,6 @@
 Needs playwright and chromium; the accessibility rules are axe-core's, from `npm install` in viewer/.
 """
 
-import contextlib
 import json
 from collections.abc import Iterator
 from html import escape
@@ -22,8 +21,9 @@ from pytracer.analysis.forecasts import changes
 from pytracer.basics.units import size_text
 from pytracer.data.recorded import Trace
 from pytracer.data.schema import CATEGORY_COLORS
-from pytracer.export import advice_text, packed, report, words
+from pytracer.export import advice_text, packed, words
 from tests.browser import browser_page
+from tests.report_pages import RECORDED, Shown, growing_trace, largest_of, shown, window
 from tests.test_diff import MIB, training
 from tests.test_report import EVIL, evil_trace
 from tests.trace_builder import TraceBuilder, training_step
@@ -31,65 +31,7 @@ from tests.trace_builder import TraceBuilder, training_step
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 AXE = Path(__file__).parents[1] / "viewer" / "node_modules" / "axe-core" / "axe.min.js"
-RECORDED = Path(__file__).parent / "data" / "h200.pytrace"
 TABS = ("timeline", "map", "modules", "lines", "steps", "books", "compare")
-
-
-class Shown:
-    """A page that is open, and what can be read and done there."""
-
-    def __init__(self, tab: Any, file: Path) -> None:
-        self.tab, self.file = tab, file
-        self.problems: list[str] = []
-        self.requests: list[str] = []
-        tab.on("pageerror", lambda error: self.problems.append(str(error)))
-        tab.on("request", lambda request: self.requests.append(request.url))
-
-    def open(self, hash_: str = "") -> "Shown":
-        self.tab.goto("about:blank")
-        self.tab.goto(self.file.as_uri() + hash_)
-        self.tab.wait_for_selector("html[data-ready=worker]", state="attached", timeout=60_000)
-        return self
-
-    def press(self, *keys: str) -> None:
-        for key in keys:
-            self.tab.keyboard.press(key)
-            self.settle()
-
-    def settle(self) -> None:
-        """Until the page has answered the last thing that was asked of it."""
-        self.tab.wait_for_timeout(150)
-
-    def show(self, tab: str) -> Any:
-        self.tab.click(f"#tab-{tab}")
-        self.tab.wait_for_selector(f".panel[data-tab={tab}]")
-        self.settle()
-        return self.tab.locator(".panel")
-
-    @property
-    def bytes(self) -> int:
-        return int(self.tab.locator(".status").get_attribute("data-bytes"))
-
-    def cells(self, table: str) -> list[list[int]]:
-        """The exact bytes in each row of a table."""
-        rows: list[list[int]] = self.tab.evaluate(
-            """(table) => [...document.querySelectorAll(`${table} tbody tr`)].map((row) =>
-              [...row.querySelectorAll('[data-bytes]')].map((each) => Number(each.dataset.bytes)))""",
-            table,
-        )
-        return rows
-
-    def names(self, table: str) -> list[str]:
-        found: list[str] = self.tab.locator(f"{table} tbody th").all_inner_texts()
-        return [name.strip() for name in found]
-
-    def tree(self) -> dict[str, int]:
-        """The first level of who holds how much."""
-        rows: list[list[Any]] = self.tab.evaluate(
-            """() => [...document.querySelectorAll('table.tree tr[data-bytes]:has(.name)')]
-              .map((row) => [row.querySelector('.name').textContent, Number(row.dataset.bytes)])"""
-        )
-        return dict(rows)
 
 
 @pytest.fixture(scope="module")
@@ -98,47 +40,14 @@ def tab() -> Iterator[Any]:
         yield found
 
 
-def shown(tab: Any, folder: Path, *traces: Trace, **options: Any) -> Shown:
-    named = [report.Named(f"run {i}", trace) for i, trace in enumerate(traces)]
-    file = folder / "run.html"
-    file.write_text(report.page(named, **options), encoding="utf-8")
-    return Shown(tab, file)
-
-
 @pytest.fixture
 def recorded(tab: Any, tmp_path: Path) -> Shown:
     return shown(tab, tmp_path, load(RECORDED).data).open()
 
 
-def growing_trace() -> Trace:
-    """Each step keeps 1 MiB of its forward; the same line makes healthy blocks, too."""
-    b = TraceBuilder()
-    weight = b.seed(3 * MIB)
-    b.label(weight, "weights", "parameter", "h.0.weight", "786432", "float32")
-    kept = []
-    for _ in range(6):
-        with b.module("h.0"), b.op("aten::addmm", grad=True, at=("/home/user/train.py:9",)):
-            kept.append(b.alloc(MIB))
-        training_step(b, weight, layers=2, activation=5 * MIB)
-    variable = {"name": "outputs", "addresses": [each.address for each in kept]}
-    b.meta["variables"] = [{**variable, "graph_addresses": []}]
-    return b.trace()
-
-
 @pytest.fixture
 def growing(tab: Any, tmp_path: Path) -> Shown:
     return shown(tab, tmp_path, growing_trace()).open()
-
-
-@contextlib.contextmanager
-def window(page: Shown, width: int, height: int) -> Iterator[None]:
-    before = page.tab.viewport_size
-    page.tab.set_viewport_size({"width": width, "height": height})
-    try:
-        page.settle()
-        yield
-    finally:
-        page.tab.set_viewport_size(before)
 
 
 # ---------------------------------------------------------------- sums
@@ -204,24 +113,14 @@ def test_a_search_adds_up_what_it_finds(recorded: Shown) -> None:
 
 def test_the_largest_line_module_and_op_are_said_first(recorded: Shown) -> None:
     t = load(RECORDED)
-    text = recorded.tab.locator(".largest").inner_text().replace("\xa0", " ")
-    for key in ("line", "module", "op"):
-        rows = t.by(key)["bytes"]
-        assert f"{key} {rows.index[rows.index.notna()][0]} {size_text(rows.max())}" in text
-
-
-def test_beside_a_librarys_line_the_programs_own_is_named(tab: Any, tmp_path: Path) -> None:
-    b = TraceBuilder()
-    for path, size in (
-        ("/usr/lib/python3/dist-packages/nets/attention.py", 3),
-        ("/me/train.py", 2),
-    ):
-        with b.module("h.0"), b.op("aten::mm", grad=True, at=(f"{path}:7",)):
-            b.alloc(size * MIB)
-    page = shown(tab, tmp_path, b.trace()).open()
-    text = page.tab.locator(".largest").first.inner_text().replace("\xa0", " ")
-    assert "line nets/attention.py:7 3.00 MiB, your own line " in text
-    assert "train.py:7 2.00 MiB, module h.0 5.00 MiB" in text
+    assert [(key, name) for key, name, _ in largest_of(recorded)] == [
+        (key, rows.index[rows.index.notna()][0])
+        for key in ("line", "module", "op")
+        for rows in [t.by(key)["bytes"]]
+    ]
+    assert [found for *_, found in largest_of(recorded)] == [
+        t.by(key)["bytes"].max() for key in ("line", "module", "op")
+    ]
 
 
 def test_why_a_step_is_larger_is_said_in_words(tab: Any, tmp_path: Path) -> None:
@@ -398,6 +297,36 @@ def test_the_first_look_is_pythons_peak(recorded: Shown) -> None:
     rows = recorded.tab.locator(".holders tbody tr:not(.inner) td[data-bytes]")
     top = sum(int(row.get_attribute("data-bytes")) for row in rows.all())
     assert 0 < top <= t.peak.bytes
+
+
+@pytest.mark.parametrize("times", [1, 3, 100])
+def test_an_imagined_cards_size_is_beside_the_peak(times: int, tab: Any, tmp_path: Path) -> None:
+    b = TraceBuilder()
+    with b.op("aten::mm"):
+        b.alloc(12 * MIB, device="cuda:0")
+    b.meta["imagined"] = {"title": "a card", "capacity": 4 * times * MIB}
+    page = shown(tab, tmp_path, b.trace()).open()
+    text = page.tab.locator(".first .sentence").inner_text()
+    capacity = size_text(4 * times * MIB)
+    over = f"More than the card's {capacity}."
+    under = f"That is {3 / times:.1%} of the card's {capacity}."
+    assert text.endswith(over if times == 1 else under)
+    assert page.tab.locator(".card-end").count() == (times == 1)
+
+
+def test_a_step_says_how_much_larger_it_is(growing: Shown) -> None:
+    """And what changed is said by category, too: the sums are those of the two peaks."""
+    peaks = [row[0] for row in growing.show("steps") and growing.cells(".panel")]
+    growing.tab.get_by_role("button", name="what changed in step 3").click()
+    growing.settle()
+    panel = growing.tab.locator(".panel")
+    change = int(panel.locator("p[data-bytes]").get_attribute("data-bytes"))
+    assert change == peaks[3] - peaks[2] == MIB
+    assert panel.locator(".changed").inner_text().split("\n")[0] == "activations +1.00 MiB"
+    chosen = [
+        each.evaluate("(e) => e.selectedOptions[0].text") for each in panel.locator("select").all()
+    ]
+    assert chosen[:2] == ["peak of step 2", "peak of step 3"]
 
 
 def test_the_model_is_a_tree_in_which_alike_layers_share_a_row(recorded: Shown) -> None:

@@ -104,6 +104,7 @@ class Imagined(NamedTuple):
     """The device of an imagined run."""
 
     title: str
+    capacity: int | None  # of the card; None for a host
     beside: int | None  # bytes outside of torch's allocator, if they were ever measured
     stand_ins: tuple[Mapping[str, Any], ...]  # values that the program read
     compiled: tuple[str, ...] = ()  # functions that the program compiles: they ran as they are
@@ -385,6 +386,7 @@ def _imagined(value: Any) -> Imagined | None:
         return None
     return Imagined(
         title=_text(value.get("title")) or _text(value.get("card")),
+        capacity=_whole(value.get("capacity")),
         beside=_whole(value.get("beside")),
         stand_ins=_objects(value.get("stand_ins")),
         compiled=_each(str, value.get("compiled")),

@@ -68,7 +68,7 @@ def _rest(trace: Trace, device: str | None) -> str:
 
 def _rows(trace: Trace, peak: usage.Peak) -> Iterator[str]:
     yield '<table style="border-collapse:collapse;text-align:right">'
-    heads = ("", "category", "at peak", "", "own peak", "at end", "allocations")
+    heads = ("", "category", "at peak", "share", "own peak", "at end", "allocations")
     cells = "".join(
         f'<th style="padding:1px 8px">{text}</th>' if text else "<td></td>" for text in heads
     )
@@ -83,7 +83,7 @@ def _rows(trace: Trace, peak: usage.Peak) -> Iterator[str]:
         )
         numbers = (
             size_text(row.at_peak),
-            f"{share:.1%}",
+            _bar(share, CATEGORY_COLORS[row.category]),
             size_text(row.own_peak),
             size_text(row.at_end),
             f"{row.allocations:,}",
@@ -92,6 +92,14 @@ def _rows(trace: Trace, peak: usage.Peak) -> Iterator[str]:
         name = f'<td style="padding:1px 8px;text-align:left">{_safe(row.category)}</td>'
         yield f"<tr><td>{swatch}</td>{name}{cells}</tr>"
     yield "</table>"
+
+
+def _bar(share: float, color: str) -> str:
+    """A share as a bar with its number beside it."""
+    return (
+        f'<span data-bar style="display:inline-block;width:{60 * share:.0f}px;height:9px;'
+        f'background:{color}"></span><span style="display:inline-block;width:3.2em">{share:.1%}</span>'
+    )
 
 
 # ---------------------------------------------------------------- the picture

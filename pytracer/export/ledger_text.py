@@ -83,11 +83,10 @@ def _moment(moment: str) -> str:
 
 
 def _verdict(ledger: Ledger, terminal: Terminal) -> list[str]:
+    text = verdict(ledger)
     if ledger.residual is None or ledger.limit is None:
-        return terminal.paragraph("residual", _why_none(ledger))
-    color = GREEN if ledger.closes else YELLOW
-    text = f"{size_text(ledger.residual)} unexplained (tolerance {size_text(ledger.limit)})"
-    lines = terminal.in_one_color("residual", text, color)
+        return terminal.paragraph("residual", text)
+    lines = terminal.in_one_color("residual", text, GREEN if ledger.closes else YELLOW)
     reserve = next((row.bytes for row in ledger.rows if row.name == "driver's reserve"), None)
     if reserve is not None and ledger.total is not None:
         shown = f"nvidia-smi shows {(ledger.total - reserve) / 2**20:,.0f} MiB"
@@ -95,8 +94,10 @@ def _verdict(ledger: Ledger, terminal: Terminal) -> list[str]:
     return lines
 
 
-def _why_none(ledger: Ledger) -> str:
-    """Why nothing says how much the rows leave unexplained."""
+def verdict(ledger: Ledger) -> str:
+    """How much the rows leave unexplained, or why nobody knows."""
+    if ledger.residual is not None and ledger.limit is not None:
+        return f"{size_text(ledger.residual)} unexplained (tolerance {size_text(ledger.limit)})"
     if ledger.device == "cpu":
         asked = "the process's memory is not read"
     else:

@@ -38,7 +38,8 @@ _GAP = 1 << 16  # addresses further apart than this are drawn as separate region
 
 # The texts of each kind. Those that a person may search for come first.
 TEXTS = (
-    *("category", "module", "op", "line", "phase", "free_phase", "role", "name", "shape", "dtype"),
+    *("category", "module", "op", "line", "own_line", "phase", "free_phase"),
+    *("role", "name", "shape", "dtype"),
     *("made_module", "made_op", "made_line", "freed_module", "freed_op", "place", "thread"),
 )
 
@@ -310,9 +311,9 @@ def _texts(trace: Trace, rows: Rows) -> dict[str, grouping.Group]:
     for key, column in {**made, **left}.items():
         groups[key] = grouping.grouped(column[rows], lambda row: trace.strings[row])
     groups["line"] = grouping.Group(groups["line"].codes, [*map(relative, groups["line"].names)])
-    groups["made_line"] = grouping.grouped(
-        alloc.line[rows], lambda row: relative(owners.line_text(trace, row))
-    )
+    own = owners.own_frames(trace)[alloc.cause("line")[rows]]
+    for key, column in {"own_line": own, "made_line": alloc.line[rows]}.items():
+        groups[key] = grouping.grouped(column, lambda row: relative(owners.line_text(trace, row)))
     groups["place"] = grouping.grouped(alloc.place[rows], lambda place: _place_text(trace, place))
     groups["thread"] = grouping.grouped(
         alloc.thread[rows], lambda number: _thread_text(trace, number)

@@ -32,14 +32,13 @@ from pytracer.analysis.answers.situation import Finding
 from pytracer.analysis.facts import devices, grouping, owners, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.forecasts import changes
-from pytracer.basics import names
 from pytracer.basics.files import write_whole
 from pytracer.basics.version import __version__
 from pytracer.cost import table as cost_table
 from pytracer.data import meta, sanitized
 from pytracer.data.recorded import Trace
 from pytracer.data.schema import ACTION, CATEGORY_COLORS, CATEGORY_ORDER, PHASES
-from pytracer.export import advice_text, html, job_page, packed, series, words
+from pytracer.export import advice_text, html, job_page, ledger_text, packed, series, words
 from pytracer.ranks.compare import Comparison
 
 FORMAT = 1  # of the document and the columns
@@ -219,7 +218,7 @@ def _facts(
             "when": training_steps.when(trace, peak),
         },
         "capacity": ledger.capacity(trace, device),
-        "of_libraries": [strings.number(text) for text in _lines_of_libraries(trace)],
+        "calls_libraries": _calls_libraries(trace),
         "categories": [
             vars(row) for row in breakdown.category_rows(trace, device if has_events else None)
         ],
@@ -334,8 +333,7 @@ def _ledger(books: ledger.Ledger) -> dict[str, Any]:
     return {
         "at": books.at,
         "rows": [vars(row) for row in books.rows],
-        "residual": books.residual,
-        "limit": books.limit,
+        "verdict": ledger_text.verdict(books),
         "notes": books.notes,
     }
 
@@ -354,20 +352,17 @@ def _number(value: Any) -> Any:
 
 
 def _line_rows(trace: Trace) -> list[int]:
-    """The rows of the stack table that allocations name as their lines."""
-    alloc = allocations(trace)
-    rows: list[int] = np.unique(np.concatenate([alloc.line, alloc.forward_line])).tolist()
+    """The rows of the stack table that allocations name as their lines, or as the program's own."""
+    alloc, own = allocations(trace), owners.own_frames(trace)
+    named = [alloc.line, alloc.forward_line]
+    rows: list[int] = np.unique(np.concatenate([*named, *(own[each] for each in named)])).tolist()
     return [row for row in rows if row]
 
 
-def _lines_of_libraries(trace: Trace) -> list[str]:
-    """The lines that are not the program's own."""
-    stacks = sanitized.stacks(trace)
-    return [
-        packed.relative(owners.line_text(trace, row))
-        for row in _line_rows(trace)
-        if names.is_installed(trace.strings[stacks.file[row]])
-    ]
+def _calls_libraries(trace: Trace) -> bool:
+    """Whether some allocations were made at lines that are not the program's own."""
+    rows = np.array(_line_rows(trace), np.int64)
+    return bool((owners.own_frames(trace)[rows] != rows).any())
 
 
 def _source(trace: Trace) -> dict[str, list[Any]]:

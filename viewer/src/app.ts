@@ -11,7 +11,7 @@ import { Frame, isDark } from "./frame";
 import { listen } from "./gestures";
 import { leastTop, opening } from "./opening";
 import type { Places } from "./places";
-import { fromHash, GROUPS, History, LINES, type State, toHash } from "./state";
+import { fromHash, GROUPS, History, LINES, OWN_LINES, type State, toHash } from "./state";
 import type { Moment } from "./tree";
 
 const WINDOW = ["from", "to", "low", "high"];
@@ -199,7 +199,8 @@ export class App {
 
   /** By what the tables of who holds how much are grouped. */
   get keys(): string[] {
-    return this.state.tab === "lines" ? LINES : this.state.keys;
+    if (this.state.tab !== "lines") return this.state.keys;
+    return this.facts.calls_libraries ? OWN_LINES : LINES;
   }
 
   get look(): Look {

@@ -50,8 +50,12 @@ export interface StepActions {
 
 export function steps(facts: Facts, actions: StepActions): HTMLElement {
   if (facts.steps.length === 0) return h("p", {}, "No training step was seen.");
+  const most = Math.max(...facts.steps.map((row) => row.peak_bytes), 1);
   const rows = facts.steps.map((row, i) => [
     h("button", { click: () => actions.go(i) }, `step ${facts.first_step + row.step}`),
+    size(row.peak_bytes),
+    bar(0, row.peak_bytes / most),
+    i > 0 ? signed(row.peak_bytes - facts.steps[i - 1].peak_bytes) : "",
     i > 0
       ? h(
           "button",
@@ -62,7 +66,6 @@ export function steps(facts: Facts, actions: StepActions): HTMLElement {
           "what changed",
         )
       : "",
-    size(row.peak_bytes),
     h("span", { title: exactText(row.growth_bytes) }, signed(row.growth_bytes)),
     countText(row.allocations),
     timesText([
@@ -72,10 +75,18 @@ export function steps(facts: Facts, actions: StepActions): HTMLElement {
     ]),
   ]);
   const heads = [
-    ...["step", "against the last", "peak", "growth"],
+    ...["step", "peak", "picture", "against the one before", "why", "left behind"],
     ...["allocations", "forward / backward / optimizer"],
   ];
   return h("div", { class: "steps narrow" }, table("Steps", heads, rows));
+}
+
+/** A part of a whole, from `begin` on. */
+function bar(begin: number, share: number): HTMLElement {
+  const part = h("span", { class: "bar", "aria-hidden": "true" });
+  part.style.marginLeft = `${100 * begin}%`;
+  part.style.width = `${100 * share}%`;
+  return h("span", { class: "waterfall" }, part);
 }
 
 /** Each row's bar begins where the one before it on the same level ends. */
@@ -88,27 +99,17 @@ export function ledger(found: Ledger): HTMLElement {
     reached[row.level] = begin + bytes;
     reached.length = row.level + 1;
     reached[row.level + 1] = begin;
-    const bar = h("span", { class: "bar", "aria-hidden": "true" });
-    bar.style.marginLeft = `${(100 * begin) / whole}%`;
-    bar.style.width = `${(100 * Math.max(bytes, 0)) / whole}%`;
     const name = h("span", {}, row.name);
     name.style.paddingLeft = `${row.level}em`;
     const how = row.moment === found.at ? row.known_by : `${row.known_by}, ${row.moment}`;
-    return [name, size(row.bytes), h("span", { class: "waterfall" }, bar), how];
+    return [name, size(row.bytes), bar(begin / whole, Math.max(bytes, 0) / whole), how];
   });
-  const end = found.residual === null ? "There is no figure to close with." : residual(found);
   return h(
     "div",
-    {},
+    { class: "narrow" },
     table(`Ledger at the ${found.at}`, ["what", "bytes", "picture", "known by"], rows),
-    h("p", {}, prose([end, ...found.notes].join(" "))),
+    h("p", {}, prose([sentence(found.verdict), ...found.notes].join(" "))),
   );
-}
-
-function residual(found: Ledger): string {
-  const bytes = found.residual ?? 0;
-  const within = found.limit !== null && Math.abs(bytes) <= found.limit ? "within" : "more than";
-  return `Residual ${exactText(bytes)}, ${within} ${sizeText(found.limit ?? 0)}.`;
 }
 
 export function parameters(facts: Facts): HTMLElement | null {
@@ -170,11 +171,18 @@ function change(
   const title = row.saves === null ? null : exactText(row.saves);
   return h(
     "li",
-    { "data-bytes": row.saves, title },
-    prose(`${row.said} `),
+    { class: "card", "data-bytes": row.saves, title },
+    ...saidText(row.said),
+    " ",
     finding && row.finding !== null ? button(finding, row.finding, show) : null,
     row.code ? h("pre", { tabindex: 0, role: "region", "aria-label": "Code" }, row.code) : null,
   );
+}
+
+/** What a change saves stands out. */
+export function saidText(said: string): HTMLElement[] {
+  const saves = /^saves [\d.]+ \w+/.exec(said)?.[0] ?? "";
+  return [h("b", {}, saves), prose(said.slice(saves.length))];
 }
 
 function button(

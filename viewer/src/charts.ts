@@ -13,6 +13,7 @@ type Bounds = ReturnType<Dataset["bounds"]>;
 const PHASE_COLORS = ["#8899aa", "#999933", "#4477aa", "#44aaaa", "#aa4499", "#ddaa33"];
 const MODULE_COLORS = ["#5577aa", "#557799", "#55aa99", "#779955", "#997755", "#995577"];
 const FAILED = "#dd4433";
+const AXIS = 18; // pixels for the times below a picture
 
 export interface View {
   state: State;
@@ -38,8 +39,8 @@ export class Charts {
   constructor(left: number) {
     this.strip = new Pane("strip", "Overview: all memory over the whole trace", left);
     this.bands = new Pane("bands", "Steps, phases and modules over time", left);
-    this.area = new Pane("area", "Memory over time, by category", left);
-    this.map = new Pane("map", "Every allocation as a bar", left);
+    this.area = new Pane("area", "Memory over time, by category", left, AXIS);
+    this.map = new Pane("map", "Every allocation as a bar", left, AXIS);
   }
 
   get all(): Pane[] {
@@ -134,7 +135,7 @@ export class Charts {
     const pane = this.area;
     const context = pane.begin([view.state.from, view.state.to]);
     const top = view.drawing?.top ?? 1;
-    const y = (bytes: number) => pane.height * (1 - bytes / top);
+    const y = (bytes: number) => pane.floor * (1 - bytes / top);
     bytesAxis(context, pane, 0, top, ink);
     this.lines(context, view, y, ink);
     this.leaks(context, view);
@@ -152,7 +153,7 @@ export class Charts {
     const pane = this.area;
     context.save();
     context.beginPath();
-    context.rect(pane.left, 0, pane.width - pane.left, pane.height);
+    context.rect(pane.left, 0, pane.width - pane.left, pane.floor);
     context.clip();
     const { times_ns, bytes } = facts.reserved;
     const xs = state.axis === "time" ? times_ns : places.reserved;
@@ -239,14 +240,14 @@ export class Charts {
     const context = pane.begin([view.state.from, view.state.to]);
     const { state, drawing, facts } = view;
     const high = state.high || (drawing?.highest ?? 1);
-    const y = (bytes: number) => pane.height * (1 - (bytes - state.low) / (high - state.low));
+    const y = (bytes: number) => pane.floor * (1 - (bytes - state.low) / (high - state.low));
     context.fillStyle = ink;
     context.strokeStyle = ink;
     if (state.layout === "address") {
       context.globalAlpha = 0.35;
       for (const [, offset, length] of facts.regions) {
         const at = Math.round(y(offset)) + 0.5;
-        if (at < 0 || at > pane.height) continue;
+        if (at < 0 || at > pane.floor) continue;
         line(context, pane.left, at, pane.width, at);
         const room = y(offset) - y(offset + length);
         context.globalAlpha = 0.8;
@@ -258,7 +259,7 @@ export class Charts {
     } else {
       for (const lane of drawing?.lanes ?? []) {
         const at = Math.round(y(lane.bottom)) + 0.5;
-        if (at < -20 || y(lane.bottom + lane.height) > pane.height) continue;
+        if (at < -20 || y(lane.bottom + lane.height) > pane.floor) continue;
         context.globalAlpha = 0.35;
         line(context, 0, at, pane.width, at);
         context.globalAlpha = 1;
@@ -309,7 +310,7 @@ export class Charts {
       const right = Math.min(at(Math.max(view.beginX, view.cursorX)), pane.width);
       context.fillStyle = ink;
       context.globalAlpha = 0.12;
-      if (right > left) context.fillRect(left, 0, right - left, pane.height);
+      if (right > left) context.fillRect(left, 0, right - left, pane.floor);
       context.globalAlpha = 1;
     }
     facts.failures.forEach((failure, i) => {
@@ -317,7 +318,7 @@ export class Charts {
       if (!inside(x)) return;
       // Memory runs out at the end of a trace: the mark is left of the edge, and so are its words.
       const mark = Math.min(x, pane.width - 2);
-      vertical(context, mark, pane.height, FAILED, []);
+      vertical(context, mark, pane.floor, FAILED, []);
       context.fillStyle = FAILED;
       const right = mark > pane.width - 180;
       context.textAlign = right ? "right" : "left";
@@ -327,7 +328,7 @@ export class Charts {
     });
     const peak = at(view.peakX);
     if (inside(peak)) {
-      vertical(context, peak, pane.height, ink, [3, 2]);
+      vertical(context, peak, pane.floor, ink, [3, 2]);
       context.fillStyle = ink;
       const right = peak > pane.width - 110;
       context.textAlign = right ? "right" : "left";
@@ -335,13 +336,13 @@ export class Charts {
         halo(context, `peak ${sizeText(facts.peak.bytes)}`, peak + (right ? -4 : 4), 20, pane);
       context.textAlign = "left";
     }
-    if (inside(at(view.cursorX))) vertical(context, at(view.cursorX), pane.height, ink, []);
+    if (inside(at(view.cursorX))) vertical(context, at(view.cursorX), pane.floor, ink, []);
     if (view.hoverX !== null && inside(at(view.hoverX))) {
       context.globalAlpha = 0.5;
-      vertical(context, at(view.hoverX), pane.height, ink, [1, 2]);
+      vertical(context, at(view.hoverX), pane.floor, ink, [1, 2]);
       context.globalAlpha = 1;
     }
-    if (words) timeAxis(context, pane, view, ink);
+    timeAxis(context, pane, view, ink);
   }
 }
 
@@ -397,28 +398,33 @@ function bytesAxis(
   context.strokeStyle = ink;
   context.textAlign = "right";
   for (const at of ticks(low, high, 4, true)) {
-    const y = pane.height * (1 - (at - low) / (high - low));
+    const y = pane.floor * (1 - (at - low) / (high - low));
     context.globalAlpha = 0.18;
     line(context, pane.left, Math.round(y) + 0.5, pane.width, Math.round(y) + 0.5);
     context.globalAlpha = 1;
-    if (y > 6) context.fillText(sizeText(at), pane.left - 6, Math.min(y, pane.height - 6));
+    if (y > 6) context.fillText(sizeText(at), pane.left - 6, Math.min(y, pane.floor - 6));
   }
   context.textAlign = "left";
 }
 
 function timeAxis(context: CanvasRenderingContext2D, pane: Pane, view: View, ink: string): void {
   const { state } = view;
-  context.fillStyle = ink;
+  context.fillStyle = context.strokeStyle = ink;
   context.textAlign = "center";
+  context.globalAlpha = 0.35;
+  line(context, pane.left, Math.round(pane.floor) + 0.5, pane.width, Math.round(pane.floor) + 0.5);
+  context.globalAlpha = 1;
   const places = ticks(state.from, state.to, Math.max(pane.width / 140, 2));
-  const step = places.length > 1 ? places[1] - places[0] : 0;
+  const step = places.length > 1 ? places[1] - places[0] : state.to - state.from;
   const text = (at: number) =>
     state.axis === "time" ? tickText(at, step) : countText(Math.round(at) || 0); // no "-0"
   for (const at of places) {
     const x = pane.xOf(share(state, at));
     if (x < pane.left + 20 || x > pane.width - 24) continue;
-    halo(context, text(at), x, pane.height - 7, pane);
-    line(context, x, pane.height - 2, x, pane.height);
+    context.globalAlpha = 0.5;
+    line(context, Math.round(x) + 0.5, pane.floor, Math.round(x) + 0.5, pane.floor + 4);
+    context.globalAlpha = 1;
+    context.fillText(text(at), x, pane.floor + 11);
   }
   context.textAlign = "left";
 }

@@ -37,8 +37,7 @@ export interface LedgerRow {
 export interface Ledger {
   at: string;
   rows: LedgerRow[];
-  residual: number | null;
-  limit: number | null;
+  verdict: string; // how much the rows leave unexplained
   notes: string[];
 }
 
@@ -125,7 +124,7 @@ export interface Facts {
   regions: [number, number, number][];
   first_row: number;
   peak_change: number;
-  of_libraries: number[]; // the texts of lines that are not the program's own
+  calls_libraries: boolean; // some lines are not the program's own
   capacity: number | null; // of the card; null where it is not known, or there is none
   peak: { bytes: number; time_ns: number; when: string };
   categories: CategoryRow[];

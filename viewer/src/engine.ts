@@ -549,12 +549,10 @@ function pathsOf(data: Dataset): string[] {
   return [...new Set(data.textOfGroups("module"))].map((text) => data.words.strings[text]);
 }
 
-/** The program's own line has a place of its own only where a library's holds more. */
+/** Lines of libraries are said beside the program's own, where it calls some. */
 function largestOf(parts: Part[]): Largest[] {
-  const [own, ...rows] = largest(parts, [OWN_LINE, ...LARGEST_OF]);
-  if (own?.key !== OWN_LINE) return own ? [own, ...rows] : [];
-  const [line, ...others] = rows;
-  return line?.name === own.name ? rows : [line, own, ...others];
+  const calls = parts.some(({ data }) => data.facts.calls_libraries);
+  return largest(parts, calls ? [OWN_LINE, ...LARGEST_OF] : LARGEST_OF);
 }
 
 const kindsKey = ({ set, color, dark, hidden, search }: Look) =>

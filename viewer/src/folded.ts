@@ -108,8 +108,10 @@ function levels(top: Branch, path: string): Level[] {
   for (const part of path.split(".")) {
     const next = at.of.get(part);
     if (!next) return [{ name: path, word: exactly("module", path) }];
-    label = label ? `${label}.${next.label}` : next.label;
     const member = next.member?.get(part);
+    // Two runs of numbers would be a puzzle: "down.0-2", not "down.0-2.0-5".
+    const isSecond = member && /^\[?\d/.test(at.label);
+    if (!label || !isSecond) label = label ? `${label}.${next.label}` : next.label;
     // A part of a path that leads to only one place shares its row.
     if (next.own || next.children.length !== 1) {
       found.push({ name: label, word: within(next) });

@@ -13,6 +13,7 @@ export class Pane {
     readonly name: string,
     label: string,
     readonly left: number, // CSS pixels that the picture leaves for words
+    private readonly foot = 0, // likewise, below it
   ) {
     this.canvas = document.createElement("canvas");
     this.canvas.className = `pane ${name}`;
@@ -43,7 +44,12 @@ export class Pane {
   }
 
   get pictureHeight(): number {
-    return Math.max(Math.round(this.height * this.scale), 1);
+    return Math.max(Math.round(this.floor * this.scale), 1);
+  }
+
+  /** The lower edge of the picture, in CSS pixels. */
+  get floor(): number {
+    return Math.max(this.height - this.foot, 1);
   }
 
   /** The picture of what is seen from one place on the axis to another. */
@@ -71,7 +77,7 @@ export class Pane {
       const begin = left + (this.seen[0] - from) * perX;
       const width = (this.seen[1] - this.seen[0]) * perX;
       context.imageSmoothingEnabled = false;
-      context.drawImage(this.kept, begin, 0, width, canvas.height);
+      context.drawImage(this.kept, begin, 0, width, this.pictureHeight);
       context.clearRect(0, 0, left, canvas.height);
     }
     context.setTransform(this.scale, 0, 0, this.scale, 0, 0);
@@ -94,7 +100,8 @@ export class Pane {
   /** 0 at the lower edge, 1 at the upper one. */
   heightOf(event: { clientY: number }): number {
     const box = this.canvas.getBoundingClientRect();
-    return Math.max(0, Math.min(1, 1 - (event.clientY - box.top) / Math.max(box.height, 1)));
+    const high = Math.max(box.height - this.foot, 1);
+    return Math.max(0, Math.min(1, 1 - (event.clientY - box.top) / high));
   }
 }
 

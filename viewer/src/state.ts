@@ -26,6 +26,7 @@ export const GROUPS = [
   "name,shape,dtype",
 ];
 export const LINES = ["line", "op", "module"];
+export const OWN_LINES = ["own_line", "line", "op"]; // of a program that calls libraries
 export const LAYOUTS: Layout[] = ["address", "category", "module"];
 export const MEASURES: Measure[] = ["held", "grew", "made", "freed", "bytetime"];
 export const KEYS = [

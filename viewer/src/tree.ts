@@ -59,20 +59,18 @@ export interface Part {
   names?: Names;
 }
 
-/** A line of the program itself, and not of a library that it calls. */
-export const OWN_LINE = "own line";
+/** The line of the program itself, which may call a library that has the line. */
+export const OWN_LINE = "own_line";
 
 /** Of each key, the name with most bytes, up or down; nothing where no name is known. */
 export function largest(parts: Part[], keys: string[]): Largest[] {
   return keys.flatMap((key) => {
     const bytes = new Map<string, number>();
     for (const { data, found, sign, names = asTheyAre } of parts) {
-      const column = key === OWN_LINE ? "line" : key;
-      const texts = data.text(column);
-      const left = new Set(key === OWN_LINE ? data.facts.of_libraries : []);
+      const texts = data.text(key);
       for (let kind = 0; kind < texts.length; kind++) {
-        if (texts[kind] === 0 || found.bytes[kind] === 0 || left.has(texts[kind])) continue;
-        const name = names(column, data.words.strings[texts[kind]]);
+        if (texts[kind] === 0 || found.bytes[kind] === 0) continue;
+        const name = names(key, data.words.strings[texts[kind]]);
         bytes.set(name, (bytes.get(name) ?? 0) + sign * found.bytes[kind]);
       }
     }
@@ -99,7 +97,7 @@ export function namesBeside(own: Dataset, other: Dataset): Names {
   }
   return (key, name) => {
     if (key === "module") return modules[name] ?? name;
-    return key === "line" ? (lines.get(name) ?? name) : name;
+    return key === "line" || key === OWN_LINE ? (lines.get(name) ?? name) : name;
   };
 }
 
@@ -175,7 +173,7 @@ function growing(name: string, key: string, word: string): Growing {
 }
 
 /** A line that moved has its old number beside its name. */
-const asWritten = (name: string) => name.replace(/ \(was \d+\)$/, "");
+export const asWritten = (name: string) => name.replace(/ \(was \d+\)$/, "");
 
 export class Tree {
   private readonly root = growing("", "", "");

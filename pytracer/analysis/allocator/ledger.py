@@ -115,8 +115,10 @@ def device_use(trace: Trace, device: str) -> list[DeviceUse]:
 
 
 def capacity(trace: Trace, device: str) -> int | None:
-    """The bytes of the whole card, where NVML told them."""
-    return max((gpu.total or 0 for _, gpu in _of_device(trace, device)), default=0) or None
+    """The bytes of the whole card, where NVML told them, or of an imagined one."""
+    told = max((gpu.total or 0 for _, gpu in _of_device(trace, device)), default=0)
+    imagined = meta.of(trace).imagined
+    return told or (imagined.capacity if imagined and device != "cpu" else None)
 
 
 def frame(ledger: Ledger) -> "pd.DataFrame":

@@ -1,12 +1,13 @@
 """Owners: the module, op and Python line that made an allocation, and its forward counterpart."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from pytracer.analysis.facts import phases, scopes
-from pytracer.basics.names import short_path
+from pytracer.basics.names import is_installed, short_path
 from pytracer.data import meta, sanitized
 from pytracer.data.recorded import Trace, once_per_trace
 from pytracer.data.schema import SCOPE_RECOMPUTE, U32
@@ -141,11 +142,20 @@ def _user_lines(trace: Trace) -> U32:
 
 def _user_frames(trace: Trace) -> U32:
     """Per row of the stack table, the user's innermost frame at or above it."""
+    return _frames_in(trace, is_users_file)
+
+
+@once_per_trace
+def own_frames(trace: Trace) -> U32:
+    """The same for the program's own frames: the line that called a library, not a line of it."""
+    return _frames_in(trace, lambda path: is_users_file(path) and not is_installed(path))
+
+
+def _frames_in(trace: Trace, wanted: Callable[[str], bool]) -> U32:
     stacks = sanitized.stacks(trace)
-    users_file = scopes.names_where(trace, is_users_file)
-    is_user = users_file[stacks.file]
-    is_user[0] = False
-    return scopes.nearest(stacks.parent, is_user)
+    found = scopes.names_where(trace, wanted)[stacks.file]
+    found[0] = False
+    return scopes.nearest(stacks.parent, found)
 
 
 def is_users_file(path: str) -> bool:

@@ -3,7 +3,7 @@
 import * as actions from "../actions";
 import type { App } from "../app";
 import { changeText, sideOf, sideText } from "../comparison";
-import { choice, fill, h } from "../dom";
+import { choice, fill, h, swatch } from "../dom";
 import type { Side } from "../engine";
 import { countText, exactText, signed, sizeText } from "../format";
 import { Icicle } from "../icicle";
@@ -33,12 +33,15 @@ export class CompareView {
     const after = sideOf(app.state.after, app.doc) ?? usual[1];
     const { keys } = this;
     const compared = await app.channel.ask("compare", { keys, before, after });
+    const [old, now] = await Promise.all([before, after].map((side) => this.levels(side)));
     const { tree } = compared;
     if (asked !== app.asked) return;
+    const said = changeText(compared);
     fill(
       app.frame.panel,
       this.controls(sides, before, after),
-      h("p", { "data-bytes": tree.bytes, title: exactText(tree.bytes) }, changeText(compared)),
+      h("p", { class: "sentence", "data-bytes": tree.bytes, title: exactText(tree.bytes) }, said),
+      this.categories(old, now),
       largest(app, "Largest changes", compared.largest, signed),
       this.icicle.pane.canvas,
       this.table.element,
@@ -57,6 +60,25 @@ export class CompareView {
   private get keys(): string[] {
     const { keys } = this.app.state;
     return this.app.doc.job && String(keys) === String(this.app.usual.keys) ? OF_JOBS : keys;
+  }
+
+  /** Bytes per category at a moment. */
+  private async levels({ set, change }: Side): Promise<number[]> {
+    const { axis } = this.app.state;
+    return (await this.app.channel.ask("moment", { set, axis, change })).levels;
+  }
+
+  /** Which categories changed, the largest change first. */
+  private categories(old: number[], now: number[]): HTMLElement {
+    const { categories, colors } = this.app.doc;
+    const changes = categories
+      .map((name, i): [string, number] => [name, (now[i] ?? 0) - (old[i] ?? 0)])
+      .filter(([, bytes]) => bytes !== 0)
+      .sort(([, a], [, b]) => Math.abs(b) - Math.abs(a));
+    const parts = changes.map(([name, bytes]) =>
+      h("span", { title: exactText(bytes) }, swatch(colors[name]), `${name} `, amount(bytes)),
+    );
+    return h("div", { class: "chips changed" }, ...parts);
   }
 
   private controls(sides: [string, Side][], before: Side, after: Side): HTMLElement {
@@ -80,17 +102,26 @@ export class CompareView {
   private async sides(): Promise<[string, Side][]> {
     const { doc, state } = this.app;
     const found: [string, Side][] = [];
+    const known = new Set<string>();
+    const add = (text: string, side: Side) => {
+      if (!known.has(sideText(side))) found.push([text, side]);
+      known.add(sideText(side));
+    };
     for (const [set, facts] of doc.sets.entries()) {
       const name = doc.sets.length > 1 ? `${facts.name}, ${facts.device}: ` : "";
-      found.push([`${name}peak`, { set, change: facts.peak_change }]);
-      found.push([`${name}end`, { set, change: facts.changes - 1 }]);
-      found.push([`${name}begin`, { set, change: -1 }]);
-      if (set === state.set) found.push([`${name}cursor`, { set, change: state.cursor }]);
-      for (const i of facts.steps.keys()) {
-        if (i >= MOST_STEPS) break;
-        const text = `${name}peak of step ${facts.first_step + facts.steps[i].step}`;
-        found.push([text, { set, change: await actions.stepPeak(this.app, set, i) }]);
+      const peak = facts.peak_change;
+      for (const i of facts.steps.slice(0, MOST_STEPS).keys()) {
+        const change = await actions.stepPeak(this.app, set, i);
+        const highest = change === peak ? ", the highest" : "";
+        add(`${name}peak of step ${facts.first_step + facts.steps[i].step}${highest}`, {
+          set,
+          change,
+        });
       }
+      add(`${name}peak`, { set, change: peak });
+      add(`${name}end`, { set, change: facts.changes - 1 });
+      add(`${name}begin`, { set, change: -1 });
+      if (set === state.set) add(`${name}cursor`, { set, change: state.cursor });
     }
     return found;
   }
@@ -110,3 +141,5 @@ export class CompareView {
     return [{ set: 0, change: -1 }, peak(0)];
   }
 }
+
+const amount = (bytes: number) => h("span", { class: "amount" }, signed(bytes));

@@ -126,9 +126,12 @@ function sentence(app: App, ofJob: string | undefined): (Element | string)[] {
   const others = app.isPair ? app.doc.sets.filter((set) => set.name !== facts.name) : [];
   for (const { name, peak } of others)
     said.push(` ${name} held `, h("b", {}, sizeText(peak.bytes)), ".");
-  if (facts.capacity) {
-    const share = shareText(bytes, facts.capacity);
-    said.push(` That is ${share} of the card's ${sizeText(facts.capacity)}.`);
+  const { capacity } = facts;
+  if (capacity && bytes > capacity) {
+    const text = `More than the card's ${sizeText(capacity)}.`;
+    said.push(" ", h("b", { class: "failed" }, text));
+  } else if (capacity) {
+    said.push(` That is ${shareText(bytes, capacity)} of the card's ${sizeText(capacity)}.`);
   }
   return said;
 }
@@ -136,7 +139,8 @@ function sentence(app: App, ofJob: string | undefined): (Element | string)[] {
 /** The categories against the card; where they would be a sliver, large, and the card below. */
 function amountBar(facts: Facts, app: App): HTMLElement {
   const { capacity, peak } = facts;
-  const against = capacity && peak.bytes >= FULL_ENOUGH * capacity ? capacity : peak.bytes;
+  const isFull = capacity && peak.bytes >= FULL_ENOUGH * capacity;
+  const against = isFull ? Math.max(capacity, peak.bytes) : peak.bytes;
   const parts = present(facts).map(({ category, at_peak }) => {
     const part = swatch(app.doc.colors[category]);
     part.className = "part";
@@ -145,7 +149,11 @@ function amountBar(facts: Facts, app: App): HTMLElement {
     return part;
   });
   const bars = [h("div", { class: "stack large" }, ...parts)];
-  if (capacity && against !== capacity) {
+  if (capacity && peak.bytes > capacity) {
+    const end = h("div", { class: "card-end", title: "the card's size" });
+    end.style.left = `${(100 * capacity) / peak.bytes}%`;
+    bars.push(end);
+  } else if (capacity && against !== capacity) {
     const used = h("span", { class: "part used" });
     used.style.width = `max(2px, ${(100 * peak.bytes) / capacity}%)`;
     bars.push(h("div", { class: "stack card-size", title: "the same against the card" }, used));
@@ -193,9 +201,9 @@ function changesCard(app: App): HTMLElement {
       h(
         "li",
         { "data-bytes": row.saves, title: row.said },
-        h("b", { class: "kind", ...explained(app.doc, row.kind) }, row.kind),
+        h("b", { class: `kind ${row.kind}`, ...explained(app.doc, row.kind) }, row.kind),
         " ",
-        ...saidText(row.said),
+        ...books.saidText(row.said),
       ),
     );
   const title = app.doc.job ? `What to change on ${facts.name}` : "What to change";
@@ -208,12 +216,6 @@ function changesCard(app: App): HTMLElement {
     note && rows.length ? h("p", { class: "note" }, prose(note)) : null,
     rows.length ? h("ol", { class: "top" }, ...parts) : h("p", { class: "none" }, prose(without)),
   );
-}
-
-/** What it saves stands out. */
-function saidText(said: string): HTMLElement[] {
-  const saves = /^saves [\d.]+ \w+/.exec(said)?.[0] ?? "";
-  return [h("b", {}, saves), prose(said.slice(saves.length))];
 }
 
 const NO_CHANGE = "No change is known that lowers the peak by a hundredth.";

@@ -4,7 +4,8 @@ import * as actions from "../actions";
 import type { App } from "../app";
 import { h } from "../dom";
 import { exactly } from "../folded";
-import { type Largest, OWN_LINE } from "../tree";
+import { exactText } from "../format";
+import { asWritten, type Largest, OWN_LINE } from "../tree";
 
 const KEYS: Record<string, string> = { [OWN_LINE]: "your own line" };
 
@@ -14,22 +15,32 @@ export function largest(
   rows: Largest[],
   unit: (amount: number) => string,
 ): HTMLElement {
-  const parts: (Node | string)[] = rows.map((row, i) => {
-    const own = row.name.replace(/ \(was \d+\)$/, "");
-    const search = () =>
-      actions.searchFor(app, exactly(row.key === OWN_LINE ? "line" : row.key, own));
-    const name = h("button", { click: search }, row.name);
-    const end = i < rows.length - 1 ? ",\u00a0" : "";
-    return h(
-      "span",
-      {},
-      `${i ? "" : `${title}: `}${KEYS[row.key] ?? row.key} `,
-      name,
-      ` ${unit(row.bytes)}${end}`,
-    );
+  const parts = rows.flatMap(({ key, name, bytes }) => {
+    const click = () => actions.searchFor(app, exactly(key, asWritten(name)));
+    const button = h("button", { class: "name", click, title: name }, h("bdi", {}, name));
+    const code = sourceOf(app, key, name);
+    return [
+      h("dt", {}, KEYS[key] ?? key),
+      h("dd", {}, button, code && h("code", {}, code)),
+      h("dd", { class: "amount", "data-bytes": bytes, title: exactText(bytes) }, unit(bytes)),
+    ];
   });
-  if (rows.length && rows[0].key !== "line") {
-    parts.push(". Lines were not recorded: trace(stacks=True), or run --stacks");
-  }
-  return h("p", { class: "largest" }, ...parts);
+  const lines = rows.some(({ key }) => key === "line");
+  const without = "Lines were not recorded: trace(stacks=True), or run --stacks.";
+  return h(
+    "div",
+    { class: "largest", role: "group", "aria-label": title },
+    h("h3", {}, title),
+    h("dl", {}, ...parts),
+    rows.length && !lines ? h("p", { class: "soft" }, without) : null,
+  );
+}
+
+/** What is written there, where the page may have the source. */
+function sourceOf(app: App, key: string, name: string): string {
+  if (key !== "line" && key !== OWN_LINE) return "";
+  const place = asWritten(name);
+  const [first, lines] = app.doc.source[place] ?? [0, []];
+  const number = Number(place.slice(place.lastIndexOf(":") + 1));
+  return lines[number - first]?.trim() ?? "";
 }

@@ -71,9 +71,11 @@ function figures(job: Job): HTMLElement {
 
 /** Who differs and why, who is missing, findings of all ranks. */
 export function saidOfJob(job: Job): HTMLElement {
-  const rows = job.said.map(([title, text]) =>
-    h("li", {}, title ? h("b", { class: "kind" }, title) : null, " ", prose(text)),
-  );
+  const rows: HTMLElement[] = [];
+  for (const [title, text] of job.said) {
+    if (title) rows.push(h("li", {}, h("b", { class: "kind" }, title), " ", prose(text)));
+    else rows[rows.length - 1]?.append(h("br"), prose(text)); // the row before goes on
+  }
   const none = h("p", {}, "All ranks are alike, and none has a finding.");
   const list = rows.length ? h("ul", { class: "said" }, ...rows) : none;
   const head = h("h2", {}, "Who differs, and why");
