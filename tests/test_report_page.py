@@ -14,7 +14,7 @@ import pytest
 from benchmarks.report import irregular
 from programs.notebook_hosts import COLAB, VS_CODE, put_in_by_a_script
 from pytracer import LoadedTrace, load
-from pytracer.analysis.answers import findings
+from pytracer.analysis.answers import findings, hints
 from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.forecasts import changes
@@ -26,6 +26,7 @@ from tests.browser import browser_page
 from tests.report_pages import RECORDED, Shown, growing_trace, largest_of, shown, window
 from tests.test_diff import MIB, training
 from tests.test_report import EVIL, evil_trace
+from tests.tiers import first_of
 from tests.trace_builder import TraceBuilder, training_step
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -111,16 +112,25 @@ def test_a_search_adds_up_what_it_finds(recorded: Shown) -> None:
     assert int(found) == int(rows[wanted].bytes.sum())
 
 
-def test_the_largest_line_module_and_op_are_said_first(recorded: Shown) -> None:
+@pytest.mark.parametrize("name", first_of(["h200", "unet-h100", "plans-h200", "convnext-h100"], 2))
+def test_the_largest_module_is_the_terminals(name: str, tab: Any, tmp_path: Path) -> None:
+    """Alike layers are one. A click finds its allocations, and no others."""
+    trace = load(RECORDED.parent / f"{name}.pytrace").data
+    page = shown(tab, tmp_path, trace).open()
+    first = hints.repeated_modules(trace, usage.alive(trace, "peak"), depth=False)[0]
+    assert ("module", first.text, first.bytes) in largest_of(page)
+    page.tab.locator(".first .largest button", has_text=first.text).click()
+    page.settle()
+    assert page.tab.locator(".found").get_attribute("data-bytes") == str(first.bytes)
+
+
+def test_the_largest_line_and_op_are_said_first(recorded: Shown) -> None:
     t = load(RECORDED)
-    assert [(key, name) for key, name, _ in largest_of(recorded)] == [
-        (key, rows.index[rows.index.notna()][0])
-        for key in ("line", "module", "op")
-        for rows in [t.by(key)["bytes"]]
-    ]
-    assert [found for *_, found in largest_of(recorded)] == [
-        t.by(key)["bytes"].max() for key in ("line", "module", "op")
-    ]
+    said = {key: (name, size) for key, name, size in largest_of(recorded)}
+    for key in ("line", "op"):
+        known = t.by(key)["bytes"]
+        known = known[known.index.notna()]
+        assert said[key] == (known.idxmax(), known.max())
 
 
 def test_why_a_step_is_larger_is_said_in_words(tab: Any, tmp_path: Path) -> None:

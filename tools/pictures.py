@@ -46,6 +46,7 @@ def report(browser: Browser, place: Path, target: Path) -> None:
     tab.get_by_label("go by").select_option("events")
     tab.get_by_role("button", name="Whole trace").click()
     tab.wait_for_timeout(_REST_MS)
+    tab.evaluate("scrollTo(0, 0)")
     tab.screenshot(path=target)
 
 
@@ -54,7 +55,7 @@ def notebook(browser: Browser, place: Path, target: Path) -> None:
     page = place / "notebook.html"
     output = load(TRACE)._repr_html_()  # type: ignore[operator]
     page.write_text(put_in_by_a_script(output, VS_CODE))
-    tab = browser.new_page(viewport={"width": 1280, "height": 1460})
+    tab = browser.new_page(viewport={"width": 1280, "height": 1460}, color_scheme="dark")
     tab.goto(page.as_uri())
     tab.frame_locator("iframe").locator(_READY).wait_for(state="attached", timeout=_LOAD_MS)
     tab.wait_for_timeout(_REST_MS)

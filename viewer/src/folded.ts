@@ -23,6 +23,7 @@ interface Branch {
 }
 
 const MOST_APART = 4; // numbered leaves beside each other that keep their own rows
+const MOST_BARE = 8; // children of a Sequential that are named one by one
 const NUMBER = /^(\d+|\[\d+\])$/;
 export const ITSELF = "itself";
 
@@ -133,6 +134,23 @@ export function exactly(key: string, text: string): string {
   return /^[^\s"]+$/.test(text) ? `${key}=${text}` : `${key}="${text}"`;
 }
 
+/** What differs only in the numbers of layers, under one name, as in the terminal. */
+export function alike(paths: string[]): (path: string) => Level {
+  const bare = paths.filter((path) => NUMBER.test(path)); // children of a Sequential without a name
+  const together = numbersText(bare);
+  return (path) => {
+    if (NUMBER.test(path)) {
+      const isAlone = bare.length <= MOST_BARE;
+      const all = path.startsWith("[") ? "[*]" : "*";
+      return { name: isAlone ? path : together, word: exactly("module", isAlone ? path : all) };
+    }
+    const parts = path.split(".").map((part) => (NUMBER.test(part) ? "*" : part));
+    const pattern = parts.join(".");
+    const name = parts.every((part) => part === "*") ? "all layers" : pattern;
+    return { name, word: exactly("module", pattern) };
+  };
+}
+
 /** The rows as one name: layers.0-11.mlp. */
 export const joined = (rows: Level[]) =>
   rows
@@ -150,14 +168,14 @@ const numberOf = (part: string) => Number(part.replace(/\D/g, ""));
 
 function numbersText(parts: string[]): string {
   const numbers = parts.map(numberOf).sort((a, b) => a - b);
-  const [first, last] = [numbers[0], numbers[numbers.length - 1]];
+  const [first, last] = [numbers[0] ?? 0, numbers[numbers.length - 1] ?? 0];
   const whole = last - first + 1 === numbers.length;
   const text = whole
     ? `${first}-${last}`
     : numbers.length <= MOST_APART
       ? numbers.join(", ")
       : `${first} ... ${last}`;
-  return parts[0].startsWith("[") ? `[${text}]` : text;
+  return parts[0]?.startsWith("[") ? `[${text}]` : text;
 }
 
 function numbersPattern(own: string[], all: string[]): string {

@@ -1,7 +1,7 @@
 // Who holds how much: kinds' bytes added up along module -> op -> line, or any other keys.
 
 import type { Dataset } from "./dataset";
-import { exactly, hierarchy, type Level } from "./folded";
+import { alike, exactly, hierarchy, type Level } from "./folded";
 
 export type Measure = "held" | "grew" | "made" | "freed" | "bytetime";
 export type Only = "all" | "peak" | "saved" | "end" | "grew" | `finding ${number}`;
@@ -62,7 +62,10 @@ export interface Part {
 /** The line of the program itself, which may call a library that has the line. */
 export const OWN_LINE = "own_line";
 
-/** Of each key, the name with most bytes, up or down; nothing where no name is known. */
+/**
+ * Of each key, the name with most bytes, up or down; nothing where no name is known. Alike layers
+ * count as one module.
+ */
 export function largest(parts: Part[], keys: string[]): Largest[] {
   return keys.flatMap((key) => {
     const bytes = new Map<string, number>();
@@ -74,11 +77,19 @@ export function largest(parts: Part[], keys: string[]): Largest[] {
         bytes.set(name, (bytes.get(name) ?? 0) + sign * found.bytes[kind]);
       }
     }
-    let most: Largest | null = null;
-    for (const [name, amount] of bytes) {
-      if (Math.abs(amount) > Math.abs(most?.bytes ?? 0)) most = { key, name, bytes: amount };
+    const layer = key === "module" ? alike([...bytes.keys()]) : null;
+    const sums = new Map<string, Largest>();
+    for (const [text, amount] of bytes) {
+      const { name, word } = layer?.(text) ?? { name: text, word: exactly(key, asWritten(text)) };
+      const sum = sums.get(name) ?? { key, name, word, bytes: 0 };
+      sums.set(name, { ...sum, bytes: sum.bytes + amount });
     }
-    return most ? [most] : [];
+    const size = (one: Largest) => Math.abs(one.bytes);
+    const first = [...sums.values()].reduce<Largest | null>(
+      (most, one) => (size(one) > (most ? size(most) : 0) ? one : most),
+      null,
+    );
+    return first ? [first] : [];
   });
 }
 
@@ -104,6 +115,7 @@ export function namesBeside(own: Dataset, other: Dataset): Names {
 export interface Largest {
   key: string;
   name: string;
+  word: string; // a search for it
   bytes: number;
 }
 

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { deflateSync } from "node:zlib";
 import { asNumbers, asUint32, fromBase64, inflate, unfolded } from "../src/decode";
-import { hierarchy } from "../src/folded";
+import { alike, hierarchy } from "../src/folded";
 import {
   codeParts,
   countText,
@@ -203,4 +203,15 @@ test("layers that are alike are one row of the model, and its search finds exact
   assert.deepEqual(namesOf(few, "seq.2"), ["seq", "2"]);
   const many = [0, 1, 2, 3, 5, 6].map((i) => `[${i}]`);
   assert.deepEqual(namesOf(many, "[5]"), ["[0 ... 6]", "[5]"]);
+});
+
+test("layers that differ only in their numbers have one name", () => {
+  const name = (paths: string[]) => paths.map((path) => alike(paths)(path).name);
+  assert.deepEqual(name(["h.0.mlp", "h.1.mlp", "head"]), ["h.*.mlp", "h.*.mlp", "head"]);
+  assert.deepEqual(name(["[0]", "[2]"]), ["[0]", "[2]"]);
+  const many = Array.from({ length: 9 }, (_, i) => `[${i}]`);
+  assert.deepEqual(new Set(name(many)), new Set(["[0-8]"]));
+  assert.equal(alike(many)("[3]").word, "module=[*]");
+  assert.equal(alike(["0.1"])("0.1").name, "all layers");
+  assert.equal(alike(["h.0.mlp"])("h.0.mlp").word, "module=h.*.mlp");
 });

@@ -12,6 +12,7 @@ import { largest } from "./largest";
 import { rankTable, saidOfJob } from "./ranks";
 
 const MOST_ROWS = 8; // of the model's tree
+const FEW_ROWS = 5; // beside which there is room below
 const MOST_CHANGES = 3;
 const WORTH_OPENING = 0.08; // of the peak
 const FULL_ENOUGH = 0.2; // of the card, to draw the categories against its size
@@ -35,7 +36,7 @@ export class FirstLook {
     const { job } = app.doc;
     const cards = job
       ? [rankTable(app, job), h("div", { class: "pile" }, saidOfJob(job), changesCard(app))]
-      : [this.who(who), changesCard(app)];
+      : this.piles(who);
     fill(
       this.element,
       h("p", { class: "sentence", "data-text": "" }, ...sentence(app, job?.head)),
@@ -73,9 +74,19 @@ export class FirstLook {
     return h("div", { class: "chips", "data-text": "" }, whose, ...items);
   }
 
-  private who(who: Who): HTMLElement {
+  /** Two columns; what is largest fills the one with more room. */
+  private piles(who: Who): HTMLElement[] {
     const { app } = this;
-    const rows = opened(who.tree).map(({ path, depth }) => {
+    const rows = opened(who.tree);
+    const left = [this.who(rows)];
+    const right = [changesCard(app)];
+    (rows.length <= FEW_ROWS ? left : right).push(largestCard(app, who));
+    return [left, right].map((pile) => h("div", { class: "pile" }, ...pile));
+  }
+
+  private who(opened: Row[]): HTMLElement {
+    const { app } = this;
+    const rows = opened.map(({ path, depth }) => {
       const node = path[path.length - 1];
       const name = node.name || nameless(node.key);
       const click = () => app.change({ search: searchOf(path), tab: "modules", only: "all" });
@@ -102,10 +113,12 @@ export class FirstLook {
         h("thead", { class: "hidden" }, h("tr", {}, ...heads)),
         h("tbody", {}, ...rows),
       ),
-      largest(app, "Largest", who.largest, sizeText),
     );
   }
 }
+
+const largestCard = (app: App, who: Who) =>
+  h("div", { class: "card", "data-text": "" }, largest(app, "Largest", who.largest, sizeText));
 
 const present = (facts: Facts) => facts.categories.filter((row) => row.at_peak > 0);
 

@@ -3,7 +3,6 @@
 import * as actions from "../actions";
 import type { App } from "../app";
 import { h } from "../dom";
-import { exactly } from "../folded";
 import { exactText } from "../format";
 import { asWritten, type Largest, OWN_LINE } from "../tree";
 
@@ -15,8 +14,8 @@ export function largest(
   rows: Largest[],
   unit: (amount: number) => string,
 ): HTMLElement {
-  const parts = rows.flatMap(({ key, name, bytes }) => {
-    const click = () => actions.searchFor(app, exactly(key, asWritten(name)));
+  const parts = rows.flatMap(({ key, name, word, bytes }) => {
+    const click = () => actions.searchFor(app, word);
     const button = h("button", { class: "name", click, title: name }, h("bdi", {}, name));
     const code = sourceOf(app, key, name);
     return [
