@@ -185,3 +185,32 @@ def test_each_fault_of_a_layout_is_found(css: str, says: str, tab: Any, tmp_path
     page.tab.add_style_tag(content=css.replace("}", " !important }").replace(";", " !important;"))
     page.settle()
     assert any(says in fault for fault in page.tab.evaluate(FAULTS))
+
+
+def test_four_questions_need_three_clicks_at_most(tab: Any, tmp_path: Path) -> None:
+    """Each answer is in sight, at the size of a small laptop, after these clicks."""
+    clicks = 0
+
+    def click(name: str) -> None:
+        nonlocal clicks
+        clicks += 1
+        page.tab.get_by_role("button", name=name).or_(
+            page.tab.get_by_role("tab", name=name)
+        ).click()
+        page.settle()
+
+    def seen(text: str) -> bool:
+        box = page.tab.get_by_text(text).filter(visible=True).first.bounding_box()
+        return bool(box and box["y"] + box["height"] <= SIZES["small"][1])
+
+    page = at(page_of("leak", tab, tmp_path), "small")
+    assert seen("train.py:9")  # the line that holds most
+    assert seen("saves 5.00 MiB")  # what to change, and what that saves
+    click("Steps")
+    click("what changed in step 3")
+    assert seen("Change +1.00 MiB; 1 more allocation.")  # why step 3 is larger than step 2
+    assert clicks <= 3
+    (tmp_path / "job").mkdir()
+    page = at(page_of("job", tab, tmp_path / "job"), "small")
+    assert seen("differs")  # which rank is different
+    assert page.tab.locator(".ranks tr", has_text="differs").inner_text().startswith("rank 2")

@@ -55,7 +55,7 @@ export function steps(facts: Facts, actions: StepActions): HTMLElement {
     h("button", { click: () => actions.go(i) }, `step ${facts.first_step + row.step}`),
     size(row.peak_bytes),
     bar(0, row.peak_bytes / most),
-    i > 0 ? signed(row.peak_bytes - facts.steps[i - 1].peak_bytes) : "",
+    i > 0 ? h("span", {}, signed(row.peak_bytes - facts.steps[i - 1].peak_bytes)) : "",
     i > 0
       ? h(
           "button",

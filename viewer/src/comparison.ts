@@ -2,7 +2,7 @@
 
 import type { Document } from "./document";
 import type { Comparison, Side } from "./engine";
-import { countText, signed } from "./format";
+import { moreText, signed } from "./format";
 
 export const sideText = ({ set, change }: Side) => `${set}:${change}`;
 
@@ -17,10 +17,8 @@ export function sideOf(text: string, doc: Document): Side | null {
 export function changeText({ tree, counts, inputs }: Comparison): string {
   const [old, now] = counts;
   const size = tree.bytes > 0 ? "larger" : "smaller";
-  const blocks =
-    old === now
-      ? `as many allocations, ${size} ones`
-      : `${countText(Math.abs(now - old))} ${now > old ? "more" : "fewer"} allocations`;
+  const blocks = old === now ? `as many allocations, ${size} ones` : moreText(now - old);
+  if (tree.bytes === 0 && tree.children.length === 0) return "Nothing changed.";
   const parts = [`Change ${signed(tree.bytes)}`, ...(tree.bytes ? [blocks] : [])];
   const times = inputs[0] > 0 ? inputs[1] / inputs[0] : 1;
   if (times > 1.01 || (times > 0 && times < 0.99)) {

@@ -63,3 +63,9 @@ export function ticks(from: number, to: number, about: number, binary = false): 
   for (let at = Math.ceil(from / step) * step; at <= to; at += step) found.push(at);
   return found;
 }
+
+/** A difference of allocations: "3 more allocations". */
+export function moreText(count: number): string {
+  const many = Math.abs(count);
+  return `${countText(many)} ${count < 0 ? "fewer" : "more"} allocation${many === 1 ? "" : "s"}`;
+}

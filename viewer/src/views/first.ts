@@ -34,9 +34,10 @@ export class FirstLook {
     });
     if (asked !== this.asked) return;
     const { job } = app.doc;
+    const rows = opened(who.tree);
     const cards = job
-      ? [rankTable(app, job), h("div", { class: "pile" }, saidOfJob(job), changesCard(app))]
-      : this.piles(who);
+      ? columns(rankTable(app, job), saidOfJob(job), changesCard(app), job.ranks.length)
+      : columns(this.who(rows), changesCard(app), largestCard(app, who), rows.length);
     fill(
       this.element,
       h("p", { class: "sentence", "data-text": "" }, ...sentence(app, job?.head)),
@@ -74,16 +75,6 @@ export class FirstLook {
     return h("div", { class: "chips", "data-text": "" }, whose, ...items);
   }
 
-  /** Two columns; what is largest fills the one with more room. */
-  private piles(who: Who): HTMLElement[] {
-    const { app } = this;
-    const rows = opened(who.tree);
-    const left = [this.who(rows)];
-    const right = [changesCard(app)];
-    (rows.length <= FEW_ROWS ? left : right).push(largestCard(app, who));
-    return [left, right].map((pile) => h("div", { class: "pile" }, ...pile));
-  }
-
   private who(opened: Row[]): HTMLElement {
     const { app } = this;
     const rows = opened.map(({ path, depth }) => {
@@ -115,6 +106,13 @@ export class FirstLook {
       ),
     );
   }
+}
+
+/** Two columns. The third card is in the left one if that has few rows, and else in the right. */
+function columns(left: HTMLElement, right: HTMLElement, third: HTMLElement, rows: number) {
+  const piles = [[left], [right]];
+  piles[rows <= FEW_ROWS ? 0 : 1].push(third);
+  return piles.map((pile) => h("div", { class: "pile" }, ...pile));
 }
 
 const largestCard = (app: App, who: Who) =>

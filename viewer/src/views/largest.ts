@@ -2,7 +2,7 @@
 
 import * as actions from "../actions";
 import type { App } from "../app";
-import { h } from "../dom";
+import { h, prose } from "../dom";
 import { exactText } from "../format";
 import { asWritten, type Largest, OWN_LINE } from "../tree";
 
@@ -25,13 +25,14 @@ export function largest(
     ];
   });
   const lines = rows.some(({ key }) => key === "line");
-  const without = "Lines were not recorded: trace(stacks=True), or run --stacks.";
+  const without = "Lines were not recorded: `trace(stacks=True)`, or `run --stacks`.";
+  if (rows.length === 0) return h("div", {});
   return h(
     "div",
     { class: "largest", role: "group", "aria-label": title },
     h("h3", {}, title),
     h("dl", {}, ...parts),
-    rows.length && !lines ? h("p", { class: "soft" }, without) : null,
+    !lines ? h("p", { class: "soft" }, prose(without)) : null,
   );
 }
 

@@ -6,7 +6,7 @@ import * as books from "../books";
 import { saveTable } from "../copying";
 import { choice, fill, h } from "../dom";
 import type { Who } from "../engine";
-import { countText, signed, sizeText } from "../format";
+import { countText, moreText, signed, sizeText } from "../format";
 import { Icicle } from "../icicle";
 import type { Matched } from "../search";
 import { GROUPS } from "../state";
@@ -99,9 +99,7 @@ export class WhoView {
 /** Of a growth the number of allocations is a difference, too. */
 function amountText(measure: Measure, bytes: number, count: number, unit: Unit): string {
   if (measure !== "grew") return `${unit(bytes)} in ${countText(count)} allocations`;
-  const more = count < 0 ? "fewer" : "more";
-  const blocks = count === 0 ? "as many" : `${countText(Math.abs(count))} ${more}`;
-  return `${signed(bytes)} with ${blocks} allocations`;
+  return `${signed(bytes)} with ${count === 0 ? "as many allocations" : moreText(count)}`;
 }
 
 /** How the rows of a tree's table are sorted, and which are open. */
