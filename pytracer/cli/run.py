@@ -24,6 +24,7 @@ class Run(Command):
       pytracer run --steps 50 --stacks train.py   more steps, and Python lines
       torchrun --nproc-per-node 8 -m pytracer run train.py      one file per rank
       accelerate launch -m pytracer run train.py
+      pytracer run --always train.py              for weeks, at half a per cent
 
     A step ends at optimizer.step(), or at the last one if several optimizers take
     turns. The first steps are written to the file as they happen, so a killed
@@ -71,6 +72,8 @@ class Run(Command):
                 )
             settings = recording.given(options)
             plan = recording.plan(settings, words, as_module=as_module)
+            if options.live and plan.always:
+                raise errors.UsageError("--live shows every step: leave out --always")
             if options.live:
                 return _run_live(settings, program, plan)
             messages = Messages(

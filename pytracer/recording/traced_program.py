@@ -23,6 +23,7 @@ from pytracer.recording.start import after_import, our_name_is_taken, safely
 
 if TYPE_CHECKING:
     from pytracer.capture.cycles import Recording
+    from pytracer.recording.always_program import AlwaysProgram
     from pytracer.recording.trial import Trial
 
 _MOST_EVENTS = 20_000_000  # about 250 MB of file; later events are only counted
@@ -50,6 +51,7 @@ class Plan:
     offload: tuple[str, ...] = ()  # modules to offload, to try a plan
     ranks: tuple[int, ...] = ()  # to record; () for all
     max_size: int | None = None  # bytes of the file, about
+    always: bool = False  # totals of every step and some looks, see always.py
 
     @property
     def tries(self) -> bool:
@@ -126,19 +128,32 @@ def _may_be_searched(folder: Path) -> bool:
     return True
 
 
+def of(plan: Plan, tell: "Messages") -> "Traced | AlwaysProgram":
+    """What records a program by this plan.
+
+    Raises:
+        errors.PytracerError: the program's user has asked for a place where no file can be.
+    """
+    if plan.always:
+        from pytracer.recording.always_program import AlwaysProgram
+
+        return AlwaysProgram(plan, tell)
+    place = plan.place()
+    if not plan.as_module and _is_same_file(place.shown, plan.program[0]):
+        raise errors.UsageError(f"-o {place.shown} is the script itself")
+    return Traced(plan, place, tell)
+
+
 def prepare(plan: Plan, tell: "Messages") -> Callable[[], int]:
     """Returns a function that runs and records the program, and passes its exceptions on.
 
     Raises:
         errors.PytracerError: the program cannot be run or recorded. None of it has run.
     """
-    place = plan.place()
-    if not plan.as_module and _is_same_file(place.shown, plan.program[0]):
-        raise errors.UsageError(f"-o {place.shown} is the script itself")
+    traced = of(plan, tell)
     _refuse_launchers(plan)
     _refuse_missing_cuda(plan)
     execute = runner.program(plan.program, as_module=plan.as_module)
-    traced = Traced(plan, place, tell)
 
     def run() -> int:
         after_import("torch", traced.begin)
