@@ -34,7 +34,7 @@ def begin() -> None:
 def _record(program: str, settings: recording.Settings, *, is_child: bool) -> None:
     from pytracer.capture.hooks import HOOKS
     from pytracer.cli.messages import Messages
-    from pytracer.recording import traced_program
+    from pytracer.recording import always_program
 
     asked = {key: value for key, value in settings.items() if key != "only"}
     plan = recording.plan(asked, (program,), by_environment=True, is_child=is_child)
@@ -45,7 +45,7 @@ def _record(program: str, settings: recording.Settings, *, is_child: bool) -> No
         unwatch="watch=0" if plan.watch else "",
         digests=settings.get("digests"),
     )
-    traced = traced_program.of(plan, messages)
+    traced = always_program.recorder(plan, messages)
     traced.begin()
 
     def end() -> None:

@@ -59,7 +59,7 @@ class Run(Command):
 
     def run(self, options: argparse.Namespace) -> int:
         """Runs the program. Its exceptions pass through, as they do without pytracer."""
-        from pytracer.recording import traced_program
+        from pytracer.recording import always_program, traced_program
 
         program: list[str] = options.program
         as_module = program[:1] == ["-m"]
@@ -83,7 +83,7 @@ class Run(Command):
                 stop=settings.get("stop", False),
                 digests=settings.get("digests"),
             )
-            prepared = traced_program.prepare(plan, messages)
+            prepared = traced_program.prepare(plan, always_program.recorder(plan, messages))
         except errors.PytracerError as error:
             output.tell(f"pytracer: {output.in_words(error)}")
             return error.exit_code

@@ -2,13 +2,11 @@
 
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytracer.basics.units import size_text, time_text
+from pytracer.data.history import Look, Steps
 from pytracer.export.terminal import BOLD, PLAIN, Terminal
-
-if TYPE_CHECKING:
-    from pytracer.reading.history import History, Look
 
 _MOST_EVENTS = 6
 _REASONS = {
@@ -19,7 +17,7 @@ _REASONS = {
 }
 
 
-def render(history: "History", terminal: Terminal = PLAIN) -> str:
+def render(history: Steps, terminal: Terminal = PLAIN) -> str:
     """The screen, without a line break at its end."""
     lines = [terminal.paint(_head(history), BOLD), ""]
     for one in history.devices:
@@ -38,14 +36,14 @@ def render(history: "History", terminal: Terminal = PLAIN) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _head(history: "History") -> str:
+def _head(history: Steps) -> str:
     steps = f"{history.step_count:,} step{'s' * (history.step_count != 1)}"
     looks = f"{len(history.looks)} look{'s' * (len(history.looks) != 1)}"
     of = f" of {history.command}" if history.command else ""
     return f"{steps}{of} in {time_text(history.duration_ns)}, {looks}"
 
 
-def _events(history: "History") -> Iterator[tuple[str, str]]:
+def _events(history: Steps) -> Iterator[tuple[str, str]]:
     """The last events of each kind: alarms once each, then what departed or grew."""
     for kind in ("alarm", "departs", "grows", "failed", "unread"):
         events = [event for event in history.events if event["kind"] == kind]
@@ -64,13 +62,13 @@ def _event(event: dict[str, Any]) -> str:
     return f"{went}; {size_text(event['now'])} stayed"
 
 
-def _look(look: "Look") -> str:
+def _look(look: Look) -> str:
     last = look.step + look.steps - 1
     steps = f"step {look.step:,}" if look.steps == 1 else f"steps {look.step:,} to {last:,}"
     return f"{steps}, {_REASONS.get(look.reason, look.reason)}: {look.file}"
 
 
-def _commands(history: "History") -> Iterator[str]:
+def _commands(history: Steps) -> Iterator[str]:
     looks = history.looks
     if not looks:
         return

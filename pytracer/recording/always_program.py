@@ -6,19 +6,29 @@ from typing import TYPE_CHECKING, Any
 
 from pytracer import errors
 from pytracer.basics import environment
+from pytracer.recording import traced_program
 from pytracer.recording.start import our_name_is_taken, safely
+from pytracer.recording.traced_program import Messages, Plan, Recorder
 
 if TYPE_CHECKING:
     from pytracer.recording.always import always
-    from pytracer.recording.traced_program import Messages, Plan
 
 _SUFFIX = ".always"
 
 
-class AlwaysProgram:
-    """The same face as `Traced`: whatever goes wrong is one line, and the program goes on."""
+def recorder(plan: Plan, tell: Messages) -> Recorder:
+    """What records a program by this plan.
 
-    def __init__(self, plan: "Plan", tell: "Messages") -> None:
+    Raises:
+        errors.PytracerError: the program's user has asked for a place where no file can be.
+    """
+    return AlwaysProgram(plan, tell) if plan.always else traced_program.recorder(plan, tell)
+
+
+class AlwaysProgram:
+    """Counts a program for weeks, with a look now and then. See `always`."""
+
+    def __init__(self, plan: Plan, tell: Messages) -> None:
         """Counts nothing until `begin`."""
         self._plan, self._tell = plan, tell
         self._always: always | None = None

@@ -23,7 +23,6 @@ from pytracer.recording.start import after_import, our_name_is_taken, safely
 
 if TYPE_CHECKING:
     from pytracer.capture.cycles import Recording
-    from pytracer.recording.always_program import AlwaysProgram
     from pytracer.recording.trial import Trial
 
 _MOST_EVENTS = 20_000_000  # about 250 MB of file; later events are only counted
@@ -128,29 +127,39 @@ def _may_be_searched(folder: Path) -> bool:
     return True
 
 
-def of(plan: Plan, tell: "Messages") -> "Traced | AlwaysProgram":
+def recorder(plan: Plan, tell: "Messages") -> "Traced":
     """What records a program by this plan.
 
     Raises:
         errors.PytracerError: the program's user has asked for a place where no file can be.
     """
-    if plan.always:
-        from pytracer.recording.always_program import AlwaysProgram
-
-        return AlwaysProgram(plan, tell)
     place = plan.place()
     if not plan.as_module and _is_same_file(place.shown, plan.program[0]):
         raise errors.UsageError(f"-o {place.shown} is the script itself")
     return Traced(plan, place, tell)
 
 
-def prepare(plan: Plan, tell: "Messages") -> Callable[[], int]:
+class Recorder(Protocol):
+    """Records a program. Whatever goes wrong in it is one line, and the program goes on."""
+
+    exit_code: int  # of a program that has ended well
+
+    def begin(self) -> None:
+        """Begins to record: the program has imported torch."""
+
+    def end(self, error: BaseException | None, *, gave_up: bool = False) -> None:
+        """Ends the recording: the program is over, has failed, or exited with a code."""
+
+    def say_why(self) -> None:
+        """Explains below the traceback how memory was involved."""
+
+
+def prepare(plan: Plan, traced: Recorder) -> Callable[[], int]:
     """Returns a function that runs and records the program, and passes its exceptions on.
 
     Raises:
         errors.PytracerError: the program cannot be run or recorded. None of it has run.
     """
-    traced = of(plan, tell)
     _refuse_launchers(plan)
     _refuse_missing_cuda(plan)
     execute = runner.program(plan.program, as_module=plan.as_module)
