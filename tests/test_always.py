@@ -462,7 +462,7 @@ def test_a_folder_that_is_there_is_not_replaced(place: Path) -> None:
 
 
 def test_looks_are_ordinary_traces(place: Path) -> None:
-    with pytracer.always("run.always"):
+    with pytracer.always("run.always", devices="cpu"):
         model, optimizer = parts()
         for _ in range(20):
             step(model, optimizer)

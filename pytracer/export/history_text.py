@@ -58,7 +58,7 @@ def _event(event: dict[str, Any]) -> str:
         return str(event["text"])
     if event["kind"] == "failed":
         return f"{event.get('requests', 1)} requests failed"
-    went = f"its peak was {size_text(event['peak'])}"
+    went = f"its peak on {event['device']} was {size_text(event['peak'])}"
     return f"{went}; {size_text(event['now'])} stayed"
 
 

@@ -29,7 +29,10 @@ from pytracer.capture.allowance import Allowance
 from pytracer.capture.session import Held
 from pytracer.data import step_totals
 from pytracer.data._native import C
+from pytracer.data.schema import device_name
 from pytracer.data.step_totals import StepFile, StepRow
+from pytracer.reading import look as reading_look
+from pytracer.recording import beside
 from pytracer.recording.api import is_out_of_memory, trace
 from pytracer.recording.looks import DEPARTS, FIRST, GROWS, STEPS, Looks
 
@@ -41,12 +44,6 @@ _NEAR = 0.95  # a peak above this share of the device's memory is an alarm
 _LONGEST = 300  # of an exception's text
 _LAST = 3  # looks that are kept because they are the last ones
 _PATIENCE = 10.0  # seconds to wait for the reader as the program ends
-# Prints at most 20 findings: the pipe holds them, so the process never waits to be read.
-_READ = (
-    "import os, sys; os.nice(10); from pytracer.reading import views; "
-    "print(views.read(sys.argv[1]).findings().head(20).to_json(orient='records'))"
-)
-
 _log = logging.getLogger("pytracer")
 
 
@@ -90,6 +87,7 @@ class always:  # noqa: N801 - reads as a word: `with always():`
         self._look_from, self._look_reason = 0, ""
         self._reader = _Reader()
         self._kept: dict[int, str] = {}  # looks that are on the disk: reason by first step
+        self._grows_on = ""  # the device that grew last
         self._highest = (0, -1)  # peak in a look, and the look's first step
         self._told: set[str] = set()
         self._user_steps = self._counts = False
@@ -212,9 +210,11 @@ class always:  # noqa: N801 - reads as a word: `with always():`
                 self._highest = max(self._highest, (peak, self._look_from))
             found = self._looks.saw(step, device, peak, alive)
             if found:
-                self._note(found, peak=peak, now=alive, device=device)
+                name = device_name(*device)
+                self._note(found, peak=peak, now=alive, device=name)
+                self._grows_on = name if found == GROWS else self._grows_on
             if failed:
-                self._note("failed", requests=failed, device=device)
+                self._note("failed", requests=failed, device=device_name(*device))
                 self._warn(f"step {step}: {failed} requests for memory failed")
             if kind:
                 self._compare_with_the_card(index, peak)
@@ -261,7 +261,7 @@ class always:  # noqa: N801 - reads as a word: `with always():`
         self._note("look", reason=reason, first=first, steps=self.step - first)
         self._kept[first] = reason
         if reason == GROWS:
-            self._reader.read(self._path_of(first))
+            self._reader.read(self._path_of(first), self._grows_on)
         self._drop_looks()
 
     def _drop_looks(self) -> None:
@@ -367,12 +367,12 @@ class _Reader:
     """Finds what is wrong in looks, in a process beside the program, one look after the other."""
 
     def __init__(self) -> None:
-        self._waiting: list[Path] = []
+        self._waiting: list[tuple[Path, str]] = []
         self._process: subprocess.Popen[bytes] | None = None
 
-    def read(self, path: Path) -> None:
-        """Reads a look as soon as the one before it is read."""
-        self._waiting.append(path)
+    def read(self, path: Path, device: str) -> None:
+        """Reads a look at a device as soon as the one before it is read."""
+        self._waiting.append((path, device))
         self._begin()
 
     def done(self) -> list[dict[str, Any]]:
@@ -408,12 +408,9 @@ class _Reader:
             process.communicate()
 
     def _begin(self) -> None:
-        if self._process is not None or not self._waiting or not sys.executable:
+        if self._process is not None or not self._waiting:
             return
-        quiet = {**os.environ, "PYTRACER": "0"}
-        command = [sys.executable, "-c", _READ, os.fsdecode(self._waiting.pop(0))]
-        none, pipe = subprocess.DEVNULL, subprocess.PIPE
-        with contextlib.suppress(OSError):
-            self._process = subprocess.Popen(
-                command, stdin=none, stdout=pipe, stderr=none, env=quiet
-            )
+        path, device = self._waiting.pop(0)
+        self._process = beside.call(
+            reading_look.__name__, "print_findings", (str(path), device), output=subprocess.PIPE
+        )
