@@ -1,6 +1,7 @@
 // The extension that records. It translates and decides nothing: policy lives in Python.
 #include "columns.h"
 #include "core/clock.h"
+#include "core/device_totals.h"
 #include "core/harvest.h"
 #include "core/own_time.h"
 #include "core/recorder.h"
@@ -400,6 +401,7 @@ py::dict counters_of(const imagined::Device& device) {
 
 void in_forked_child() {
   Recorder::start_afresh_after_fork();
+  DeviceTotals::start_afresh_after_fork();
   cpu_allocator::uninstall();
 }
 
@@ -485,6 +487,26 @@ PYBIND11_MODULE(_C, m) {
       [](std::string_view device) { return device_tracker(device) != nullptr; },
       py::arg("device") = "cuda");
   m.def("seed_device", &sessions::seed_device);
+  m.def(
+      "count_totals",
+      [](bool cpu, bool device) { return sessions::count_totals({cpu, device}); },
+      py::arg("cpu"),
+      py::arg("device"));
+  m.def("end_step_of_totals", [] {
+    py::list rows;
+    for (const StepTotals& row : DeviceTotals::get().end_step()) {
+      rows.append(py::make_tuple(static_cast<int>(row.type),
+                                 row.index,
+                                 row.now,
+                                 row.peak,
+                                 row.reserved,
+                                 row.reserved_peak,
+                                 row.largest,
+                                 row.requests,
+                                 row.failed));
+    }
+    return rows;
+  });
 
   m.def("set_listeners", [](const py::object& hooks) {
     moments::set_listeners(hooks);

@@ -16,15 +16,19 @@ if TYPE_CHECKING:
 
     from pytracer.imagined.run import imagine, is_imagining
     from pytracer.imagined.search import largest_batch
+    from pytracer.reading.history import History
     from pytracer.reading.job import Job
     from pytracer.reading.loading import load
     from pytracer.reading.views import LoadedTrace
+    from pytracer.recording.always import always
     from pytracer.recording.api import trace
 
 __all__ = [
+    "History",
     "Job",
     "LoadedTrace",
     "__version__",
+    "always",
     "imagine",
     "is_imagining",
     "largest_batch",
@@ -33,37 +37,28 @@ __all__ = [
 ]
 
 
+_MODULES = {
+    "History": "pytracer.reading.history",
+    "Job": "pytracer.reading.job",
+    "LoadedTrace": "pytracer.reading.views",
+    "always": "pytracer.recording.always",
+    "imagine": "pytracer.imagined.run",
+    "is_imagining": "pytracer.imagined.run",
+    "largest_batch": "pytracer.imagined.search",
+    "load": "pytracer.reading.loading",
+    "trace": "pytracer.recording.api",
+}
+
+
 def __getattr__(name: str) -> "Any":
     """Imports torch only for what needs it.
 
     Reading a trace does not. `pytracer run` must not: a program may set the environment before its
     own `import torch`.
     """
-    if name == "trace":
-        from pytracer.recording.api import trace
-
-        return trace
-    if name == "LoadedTrace":
-        from pytracer.reading.views import LoadedTrace
-
-        return LoadedTrace
-    if name == "Job":
-        from pytracer.reading.job import Job
-
-        return Job
-    if name == "load":
-        from pytracer.reading.loading import load
-
-        return load
-    if name in ("imagine", "is_imagining"):
-        from pytracer.imagined import run
-
-        return getattr(run, name)
-    if name == "largest_batch":
-        from pytracer.imagined.search import largest_batch
-
-        return largest_batch
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(__import__(_MODULES[name], fromlist=["_"]), name)
 
 
 def __dir__() -> list[str]:

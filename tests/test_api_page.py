@@ -58,6 +58,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces of a CPU, of an imagined card, and two jobs: of equal ranks, and of unequal ones."""
     folder = tmp_path_factory.mktemp("api")
     train("cpu", cost=True).save(folder / "cpu.pytrace")
+    with pytracer.always(folder / "run.always"):
+        train("cpu")
     train("cpu", rows=128).save(folder / "cpu128.pytrace")
     for job, rows in (("job", (64, 64)), ("uneven", (64, 512))):
         (folder / job).mkdir()
@@ -111,12 +113,16 @@ TABLES: dict[str, Callable[[Any, Any, Any], pd.DataFrame]] = {
     "t.diff(other)": lambda cpu, gpu, job: cpu.diff(steps=(1, 3)),
     "job.ranks()": lambda cpu, gpu, job: job.ranks(),
     "job.findings()": lambda cpu, gpu, job: job.findings(),
+    "history.steps()": lambda cpu, gpu, job: pytracer.load("run.always").steps(),
 }
 
 
 @pytest.mark.parametrize("title", columns.TABLES)
-def test_a_table_has_the_columns_that_are_promised(title: str, place: Path) -> None:
+def test_a_table_has_the_columns_that_are_promised(
+    title: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Names, order and dtypes; a table without rows has no dtypes."""
+    monkeypatch.chdir(place)
     cpu, job = pytracer.load(place / "cpu.pytrace"), pytracer.load(place / "job")
     view = TABLES.get(title) or (lambda cpu, gpu, job: getattr(gpu, title[2:-2])())
     frame = view(cpu, job.rank(0), job)
@@ -192,6 +198,7 @@ def merged(schemas: Iterable[dict[str, Any]]) -> dict[str, Any]:
 DOCUMENTS = {
     "summary": ["summary cpu.pytrace", "summary job/a.rank0.pytrace"],
     "summary-by": ["summary cpu.pytrace --by module,op"],
+    "summary-always": ["summary run.always"],
     "summary-folder": ["summary job", "summary uneven"],
     "diff": ["diff cpu.pytrace cpu128.pytrace", "diff cpu.pytrace --steps 1,3"],
     "check": [

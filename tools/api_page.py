@@ -92,6 +92,8 @@ def names() -> Iterator[str]:
         ("On a trace that records", pytracer.trace, "t"),
         ("On a loaded trace", pytracer.LoadedTrace, "t"),
         ("On a job", pytracer.Job, "job"),
+        ("On a recorder that is always on", pytracer.always, "recorder"),
+        ("On its history", pytracer.History, "history"),
     ):
         yield f"## {title}\n"
         for name, thing in members(kind, Views):

@@ -1,7 +1,8 @@
 #include "lifetimes.h"
 
+#include "address_table.h"
+
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <map>
 #include <memory>
@@ -13,100 +14,9 @@ namespace {
 
 constexpr RowNumber kNone = -1;
 
-// Live blocks by address: open addressing, linear probing. Erasing shifts the followers back
-// instead of leaving tombstones, because a trace erases as often as it inserts.
-class LiveTable {
- public:
-  // A pointer to the block's allocation number, or null.
-  RowNumber* find(uint64_t address) {
-    for (size_t at = home(address); slots_[at].allocation != kNone; at = next(at)) {
-      if (slots_[at].address == address) {
-        return &slots_[at].allocation;
-      }
-    }
-    return nullptr;
-  }
-
-  // The address must not be in the table.
-  void insert(uint64_t address, RowNumber allocation) {
-    if ((size_ + 1) * 2 > slots_.size()) {
-      grow();
-    }
-    place_slot({address, allocation});
-    ++size_;
-  }
-
-  void erase(RowNumber* found) {
-    size_t hole = slot_of(found);
-    for (size_t at = next(hole); slots_[at].allocation != kNone; at = next(at)) {
-      // A slot may move back into the hole unless its home lies after the hole.
-      size_t wanted = home(slots_[at].address);
-      if (((at - wanted) & mask()) >= ((at - hole) & mask())) {
-        slots_[hole] = slots_[at];
-        hole = at;
-      }
-    }
-    slots_[hole].allocation = kNone;
-    --size_;
-  }
-
-  template <typename Visit>
-  void for_each(Visit visit) const {
-    for (const Slot& slot : slots_) {
-      if (slot.allocation != kNone) {
-        visit(slot.address, slot.allocation);
-      }
-    }
-  }
-
- private:
-  struct Slot {
-    uint64_t address = 0;
-    RowNumber allocation = kNone;
-  };
-
-  size_t mask() const { return slots_.size() - 1; }
-
-  size_t next(size_t at) const { return (at + 1) & mask(); }
-
-  // Addresses differ in their middle bits; multiplying carries these to the top.
-  size_t home(uint64_t address) const {
-    return static_cast<size_t>((address * 0x9E3779B97F4A7C15u) >> shift_);
-  }
-
-  size_t slot_of(const RowNumber* allocation) const {
-    auto offset =
-        reinterpret_cast<const char*>(allocation) - reinterpret_cast<const char*>(slots_.data());
-    return static_cast<size_t>(offset) / sizeof(Slot);
-  }
-
-  void place_slot(Slot slot) {
-    size_t at = home(slot.address);
-    while (slots_[at].allocation != kNone) {
-      at = next(at);
-    }
-    slots_[at] = slot;
-  }
-
-  void grow() {
-    std::vector<Slot> old(slots_.size() * 2);
-    old.swap(slots_);
-    shift_ = 64 - std::countr_zero(slots_.size());
-    for (const Slot& slot : old) {
-      if (slot.allocation != kNone) {
-        place_slot(slot);
-      }
-    }
-  }
-
-  std::vector<Slot> slots_ = std::vector<Slot>(16);
-  int shift_ = 60;
-  size_t size_ = 0;
-};
-
 struct Device {
   RowNumber snapshot = kNone;  // its recording starts at this event
-  LiveTable live;
+  AddressTable<RowNumber> live;
   // The same blocks in order. Made only when a label misses every start, since keeping it costs
   // more than the table does.
   std::unique_ptr<std::map<uint64_t, RowNumber>> ordered;

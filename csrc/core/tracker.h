@@ -30,10 +30,16 @@ class DeviceTracker {
 // The functions of the recorder that a tracker may call; see recorder.h.
 struct RecorderCalls {
   const std::atomic<bool>* recording;
+  const std::atomic<bool>* counting;
   const std::atomic<uint32_t>* generation;
   uint16_t (*place)(const Place& place);  // throws if there is no memory for another place
   void (*record)(Action action, uint16_t place, uint64_t address, uint64_t bytes) noexcept;
   void (*lose)(Action action) noexcept;
+  void (*count)(Action action,
+                DeviceType type,
+                uint8_t index,
+                uint64_t address,
+                uint64_t bytes) noexcept;  // for totals; see device_totals.h
 };
 
 using OpenTracker = DeviceTracker* (*)(const RecorderCalls& calls);

@@ -50,8 +50,13 @@ uint16_t place_of(int device, void* stream, c10::MempoolId_t pool) {
   return known.front().number;
 }
 
+void count(Action action, int device, uint64_t address, uint64_t bytes) {
+  recorder->count(action, DeviceType::kCuda, static_cast<uint8_t>(device), address, bytes);
+}
+
 void on_event(const TraceEntry& entry) {
-  if (!recorder->recording->load(std::memory_order_relaxed)) {
+  bool counts = recorder->counting->load(std::memory_order_relaxed);
+  if (!recorder->recording->load(std::memory_order_relaxed) && !counts) {
     return;
   }
   Action action;
@@ -85,6 +90,12 @@ void on_event(const TraceEntry& entry) {
       break;
     default:
       return;  // newer torch: annotations and the like, which are no allocations
+  }
+  if (counts) {
+    count(action, entry.device_, static_cast<uint64_t>(entry.addr_), entry.size_);
+  }
+  if (!recorder->recording->load(std::memory_order_relaxed)) {
+    return;
   }
   try {
     uint16_t place = place_of(entry.device_, entry.stream_, entry.mempool_);
@@ -123,9 +134,11 @@ class CudaTracker final : public DeviceTracker {
       auto address = static_cast<uint64_t>(segment.address);
       uint16_t place = place_of_seed(segment.device, segment.stream, segment.owner_private_pool_id);
       recorder->record(Action::kSeedSegment, place, address, segment.total_size);
+      count(Action::kSeedSegment, segment.device, address, segment.total_size);
       for (const auto& block : segment.blocks) {
         if (block.active) {
           recorder->record(Action::kSeed, place, address, block.requested_size);
+          count(Action::kSeed, segment.device, address, block.requested_size);
         }
         if (block.active && !block.allocated) {
           recorder->record(Action::kFreeRequested, place, address, block.requested_size);

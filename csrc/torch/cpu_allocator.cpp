@@ -1,5 +1,6 @@
 #include "cpu_allocator.h"
 
+#include "../core/device_totals.h"
 #include "../core/recorder.h"
 #include "private_torch.h"
 
@@ -20,7 +21,11 @@ int priority = 0;  // its priority in torch, and ours
 std::atomic<bool> reporting{false};
 
 void report(Action action, const void* address, uint64_t bytes) {
-  Recorder::get().record(action, kCpuPlace, reinterpret_cast<uint64_t>(address), bytes);
+  auto at = reinterpret_cast<uint64_t>(address);
+  Recorder::get().record(action, kCpuPlace, at, bytes);
+  if (counting.load(std::memory_order_relaxed)) {
+    DeviceTotals::get().count(action, DeviceType::kCpu, 0, at, bytes);
+  }
 }
 
 // Lives as long as the process: tensors made while tracing outlive the trace.

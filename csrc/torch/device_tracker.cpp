@@ -1,5 +1,6 @@
 #include "device_tracker.h"
 
+#include "../core/device_totals.h"
 #include "../core/recorder.h"
 #include "devices.h"
 
@@ -16,12 +17,16 @@ std::array<DeviceTracker*, devices::kKinds.size()> opened{};  // by device type
 // After a fork there is another recorder, so each call asks for it.
 const RecorderCalls recorder_calls{
     &recording,
+    &counting,
     Recorder::generation_now(),
     [](const Place& place) { return Recorder::get().place(place); },
     [](Action action, uint16_t place, uint64_t address, uint64_t bytes) noexcept {
       Recorder::get().record(action, place, address, bytes);
     },
     [](Action action) noexcept { Recorder::get().lose(action); },
+    [](Action action, DeviceType type, uint8_t index, uint64_t address, uint64_t bytes) noexcept {
+      DeviceTotals::get().count(action, type, index, address, bytes);
+    },
 };
 
 std::string loader_says() {

@@ -1,5 +1,6 @@
 #include "session.h"
 
+#include "../core/device_totals.h"
 #include "../core/recorder.h"
 #include "calls.h"
 #include "cpu_allocator.h"
@@ -31,6 +32,7 @@ namespace {
 std::map<uint32_t, Wants> wanted;
 std::map<uint32_t, std::shared_ptr<Listening>> who_listens;  // of the same sessions
 bool counting_steps = false;
+sessions::Counted counted;
 std::string problem_with_calls;
 
 Wants operator|(const Wants& a, const Wants& b) {
@@ -140,10 +142,17 @@ std::vector<Accelerator>& accelerators() {
   return *all;
 }
 
-void hook_devices(bool wanted_now) {
+// Returns the problem, or "".
+std::string hook_allocators(sessions::Counted wanted_now) {
   for (Accelerator& accelerator : accelerators()) {
-    accelerator.hook(wanted_now);
+    accelerator.hook(wanted_now.device);
   }
+  if (!wanted_now.cpu) {
+    cpu_allocator::uninstall();
+    return {};
+  }
+  std::string problem = cpu_allocator::install();
+  return problem.empty() ? problem : "CPU memory cannot be traced: " + problem;
 }
 
 sessions::AllListening& all_listening() {
@@ -176,33 +185,27 @@ std::string apply() {
     calls::uninstall();
     saved_tensors::uninstall();
     python_stacks::uninstall();
-    cpu_allocator::uninstall();
-    hook_devices(false);
+    std::string problem = hook_allocators(counted);
     if (counting_steps) {
       ops::install(ops::Detail::kSteps);
     } else {
       ops::uninstall();
     }
-    return {};
+    return problem;
   }
   ops::install(wants->detail);
   Recorder::on_new_thread.store(&reads::listen, std::memory_order_release);
   reads::leave_out_inner_operators(true);
   wants->stacks ? python_stacks::install() : python_stacks::uninstall();
-  std::string problem;
-  if (wants->cpu) {
-    problem = cpu_allocator::install();
-  } else {
-    cpu_allocator::uninstall();
-  }
-  hook_devices(wants->device);
+  std::string problem =
+      hook_allocators({wants->cpu || counted.cpu, wants->device || counted.device});
   if (wants->saved_tensors) {
     saved_tensors::install();
   } else {
     saved_tensors::uninstall();
   }
   problem_with_calls = calls::install();
-  return problem.empty() ? problem : "CPU memory cannot be traced: " + problem;
+  return problem;
 }
 
 // The time in which the calling thread could have run but had no core; 0 if Linux does not say.
@@ -414,6 +417,28 @@ void count_no_steps(PyObject* counter) {
   apply();
 }
 
+std::string count_totals(Counted devices) {
+  if (!devices.cpu && !devices.device) {
+    counted = {};
+    DeviceTotals::end();
+    return apply();
+  }
+  if (counted.cpu || counted.device) {
+    return "another recorder of this process is always on";
+  }
+  counted = devices;
+  DeviceTotals::get().begin();
+  std::string problem = apply();
+  if (!problem.empty()) {
+    count_totals({});
+    return problem;
+  }
+  DeviceTotals::get().begin_seeding();
+  seed_device();
+  DeviceTotals::get().end_seeding();
+  return {};
+}
+
 std::string calls_problem() {
   return problem_with_calls;
 }
@@ -438,6 +463,7 @@ void after_fork_in_child() {
   who_listens.clear();
   list_who_listens();
   counting_steps = calls::remove_all_step_counters();
+  counted = {};
   apply();
 }
 

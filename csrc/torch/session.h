@@ -124,6 +124,15 @@ class AtMoment {
 // Begins or ends calling the counter after each training step, whether or not anything records.
 void count_steps(PyObject* counter);
 void count_no_steps(PyObject* counter);
+
+// Whose allocators are counted by steps (core/device_totals.h), whether or not anything records.
+struct Counted {
+  bool cpu = false;
+  bool device = false;
+};
+
+// Begins to count them, or ends it if there is none. Returns the problem, or "".
+std::string count_totals(Counted devices);
 // Sentences about the calls or the device events that cannot be seen; "" for none.
 std::string calls_problem();
 std::string device_problem();

@@ -53,14 +53,16 @@ class Allowance:
         self,
         clock: Callable[[], float] = time.thread_time,
         in_steps: Callable[[], float] | None = None,
+        share: float = _PAID,
     ) -> None:
         """Has the first tenth of a second, and the share of the thread's time so far.
 
         Args:
+            share: of the thread's time, for the measured part.
             clock: processor time of the calling thread, in seconds.
             in_steps: processor time that tracing takes in steps, in seconds.
         """
-        self._clock, self._in_steps = clock, in_steps or StepsTime()
+        self._clock, self._in_steps, self._share = clock, in_steps or StepsTime(), share
         self._thread, self._seen = threading.get_ident(), 0.0
         self._account = FIRST
         self._cost = self._steps_before = 0.0
@@ -99,5 +101,5 @@ class Allowance:
         """Adds the share of the time since the last call. Another thread's clock says nothing."""
         thread, now = threading.get_ident(), self._clock()
         if thread == self._thread:
-            self._account = min(self._account + _PAID * max(now - self._seen, 0.0), _MOST)
+            self._account = min(self._account + self._share * max(now - self._seen, 0.0), _MOST)
         self._thread, self._seen = thread, now

@@ -34,11 +34,10 @@ def begin() -> None:
 def _record(program: str, settings: recording.Settings, *, is_child: bool) -> None:
     from pytracer.capture.hooks import HOOKS
     from pytracer.cli.messages import Messages
-    from pytracer.recording.traced_program import Traced
+    from pytracer.recording import always_program
 
     asked = {key: value for key, value in settings.items() if key != "only"}
     plan = recording.plan(asked, (program,), by_environment=True, is_child=is_child)
-    place = plan.place()
     messages = Messages(
         settings.get("json"),
         plan.force,
@@ -46,7 +45,7 @@ def _record(program: str, settings: recording.Settings, *, is_child: bool) -> No
         unwatch="watch=0" if plan.watch else "",
         digests=settings.get("digests"),
     )
-    traced = Traced(plan, place, messages)
+    traced = always_program.recorder(plan, messages)
     traced.begin()
 
     def end() -> None:

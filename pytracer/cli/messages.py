@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from pytracer import errors
 from pytracer.cli import output, progress
-from pytracer.recording.start import tell, where_packages_are
+from pytracer.recording import beside
+from pytracer.recording.start import tell
 
 
 class Messages:
@@ -65,7 +66,7 @@ class Messages:
         caption = f"{which.capitalize()} ({self._every}: every step):\n" if which else ""
         shown = Shown(str(path), str(file or ""), caption, str(self._json or ""))
         if self._digests is not None and file is not None:
-            self._digest = _beside_program(_WRITE_DIGEST, (str(file), str(self._digests)))
+            self._digest = beside.call(__name__, "write_digest", (str(file), str(self._digests)))
         if self.rank == 0 and which and file is not None and not self._stop:
             self._show_beside(traced, shown, which)
         elif self.rank == 0:
@@ -97,7 +98,7 @@ class Messages:
         A thread would take the GIL from the program at each operator.
         """
         self.line(f"recorded {which}{self._watching or '; analysing ...'}")
-        self._beside = _beside_program(_SHOW_FILE, tuple(shown))
+        self._beside = beside.call(__name__, "show_file", shown)
         self._later = partial(show, traced, shown)  # if that process cannot
 
     def page(self, text: str) -> None:
@@ -117,26 +118,6 @@ def _end_now(code: int) -> None:
     os._exit(code)
 
 
-def _beside_program(code: str, fields: tuple[str, ...]) -> "subprocess.Popen[bytes] | None":
-    """Starts a process beside the program's; None if that is not possible.
-
-    It imports nothing of the program's, and neither reads PYTHON... nor runs the site's code.
-    """
-    python = sys.executable
-    if hasattr(sys, "frozen") or not python or not Path(python).name.startswith("python"):
-        return None  # the program itself would start again
-    try:
-        return subprocess.Popen(
-            [python, "-I", "-S", "-c", code.format(folders=where_packages_are(), fields=fields)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=2 if sys.__stderr__ is not None else subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is meant for the program
-        )
-    except Exception:  # no memory, no more processes, or the program forbids it
-        return None
-
-
 class Shown(NamedTuple):
     """A recorded file, as it is shown."""
 
@@ -146,24 +127,10 @@ class Shown(NamedTuple):
     json: str  # a file to write, or ""
 
 
-# Silent about what goes wrong: then the program's own process does it.
-_SHOW_FILE = """
-import os, sys
-sys.path[:] = {folders!r}
-try:
-    from pytracer.cli import messages
-    messages.show_file({fields!r})
-except BaseException:
-    os._exit(1)
-"""
-_WRITE_DIGEST = _SHOW_FILE.replace("show_file", "write_digest")
-
-
 def show_file(fields: Sequence[str]) -> None:
     """Shows a file from a process of its own, at low priority. `fields` are those of `Shown`."""
     from pytracer.reading import views
 
-    os.nice(10)
     output.ready_streams()
     shown = Shown(*fields)
     try:
@@ -176,7 +143,6 @@ def write_digest(fields: Sequence[str]) -> None:
     """Writes the digest of a file into a folder of digests, from a process of its own."""
     from pytracer.ranks import dataset, folder
 
-    os.nice(10)
     output.ready_streams()
     file, target = fields
     try:

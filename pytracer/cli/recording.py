@@ -123,6 +123,14 @@ OPTIONS = (
         default=True,
     ),
     Option(
+        "always",
+        ("--always",),
+        _switch,
+        "for weeks: totals of every step, and a look at some; in SCRIPT.always/",
+        "1",
+        default=False,
+    ),
+    Option(
         "stop",
         ("--stop",),
         _switch,
@@ -230,7 +238,18 @@ OPTIONS = (
 )
 _BY_KEY = {option.key: option for option in OPTIONS}
 _OF_TRACE = ("stacks", "detail", "saved_tensors", "anonymous")
-_OF_PLAN = ("force", "skip", "steps", "watch", "checkpoint", "offload", "ranks", "max_size")
+_OF_PLAN = (
+    "force",
+    "skip",
+    "steps",
+    "watch",
+    "always",
+    "checkpoint",
+    "offload",
+    "ranks",
+    "max_size",
+)
+_WITH_ALWAYS = ("always", "path", "device", "ranks", "max_size")
 
 
 # ---------------------------------------------------------------- the command line
@@ -333,6 +352,8 @@ def in_environment(text: str) -> Settings:
     """
     if text.strip().lower() in _ON:
         return {}
+    if text.strip().lower() == "always":
+        return {"always": True}
     readers = {option.key: option.read for option in OPTIONS if option.for_environment}
     readers["only"] = _one_of("children")
     settings = {}
@@ -374,8 +395,18 @@ def for_children(settings: Settings) -> str | None:
 
 
 def plan(settings: Settings, program: Sequence[str], **more: Any) -> "Plan":
-    """What to record of this program."""
+    """What to record of this program.
+
+    Raises:
+        errors.UsageError: two settings contradict each other.
+    """
     from pytracer.recording.traced_program import Plan
+
+    if settings.get("always"):
+        others = [key for key in settings if key not in _WITH_ALWAYS]
+        if others:
+            flags = ", ".join(_BY_KEY[key].flags[-1] for key in others)
+            raise errors.UsageError(f"--always decides itself what to record: leave out {flags}")
 
     values = {option.key: option.default for option in OPTIONS} | dict(settings)
     return Plan(

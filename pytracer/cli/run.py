@@ -24,6 +24,7 @@ class Run(Command):
       pytracer run --steps 50 --stacks train.py   more steps, and Python lines
       torchrun --nproc-per-node 8 -m pytracer run train.py      one file per rank
       accelerate launch -m pytracer run train.py
+      pytracer run --always train.py              for weeks, at half a per cent
 
     A step ends at optimizer.step(), or at the last one if several optimizers take
     turns. The first steps are written to the file as they happen, so a killed
@@ -58,7 +59,7 @@ class Run(Command):
 
     def run(self, options: argparse.Namespace) -> int:
         """Runs the program. Its exceptions pass through, as they do without pytracer."""
-        from pytracer.recording import traced_program
+        from pytracer.recording import always_program, traced_program
 
         program: list[str] = options.program
         as_module = program[:1] == ["-m"]
@@ -71,6 +72,8 @@ class Run(Command):
                 )
             settings = recording.given(options)
             plan = recording.plan(settings, words, as_module=as_module)
+            if options.live and plan.always:
+                raise errors.UsageError("--live shows every step: leave out --always")
             if options.live:
                 return _run_live(settings, program, plan)
             messages = Messages(
@@ -80,7 +83,7 @@ class Run(Command):
                 stop=settings.get("stop", False),
                 digests=settings.get("digests"),
             )
-            prepared = traced_program.prepare(plan, messages)
+            prepared = traced_program.prepare(plan, always_program.recorder(plan, messages))
         except errors.PytracerError as error:
             output.tell(f"pytracer: {output.in_words(error)}")
             return error.exit_code

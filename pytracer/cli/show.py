@@ -78,6 +78,7 @@ class Summary(Command):
       pytracer summary run.pytrace --by module,op  who holds memory
       pytracer summary snapshot.pickle             torch's own memory history
       pytracer summary run/                        all ranks of a job, compared
+      pytracer summary run.always                  every step since it began
       pytracer summary run.pytrace --json | jq .peak.bytes
     """
 
@@ -111,7 +112,7 @@ class Summary(Command):
 
     def run(self, options: argparse.Namespace) -> int:
         from pytracer.export import advice_text, postmortem, table, terminal, words
-        from pytracer.reading import views
+        from pytracer.reading import history, views
 
         screen = terminal.here()
         if options.file is None and options.words:
@@ -120,6 +121,8 @@ class Summary(Command):
         options.file = output.trace_or_newest(options.file)
         if options.by is not None:
             return _holders(options)
+        if history.is_history(options.file):
+            return _history(options, screen)
         if jobs.is_job(options.file):
             return jobs.summary(options)
         with progress.doing(f"reading {options.file}"):
@@ -146,6 +149,18 @@ class Summary(Command):
         print(f"\nOver time:         pytracer export {file}", file=sys.stderr)
         print(f"Against a budget:  pytracer check {file} --max-peak SIZE", file=sys.stderr)
         return 0
+
+
+def _history(options: argparse.Namespace, screen: Any) -> int:
+    """Every step of a program, from a recorder that was always on."""
+    from pytracer.reading.history import History
+
+    found = History(options.file)
+    if options.json:
+        output.print_json(found.document())
+    else:
+        print(found.table(screen.width, color=screen.color))
+    return 0
 
 
 _MOST_HOLDERS = 30  # rows of `summary --by`

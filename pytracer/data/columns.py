@@ -242,6 +242,22 @@ module             text    -       that made most of it
 line               text    -       that made most of it
 evidence           text    -       why it is known
 change             text    -       what ends it
+
+history.steps()
+step*              uint64  -       number of the first of its steps
+device             text    -       cpu, cuda:0, ...
+steps              uint32  -       1; more in old rows, which stand for several
+peak               int64   bytes   requested, most at once; of several steps the middle one
+least_peak         int64   bytes   the least of the steps' peaks
+highest_peak       int64   bytes   the highest of them
+now                int64   bytes   alive as the last of them ended
+reserved_peak      int64   bytes   most that was reserved from the driver
+largest            uint64  bytes   the largest request
+requests           uint64  -       number of requests; of several steps the middle one
+failed             uint32  -       requests that failed, in all of them
+duration_ns        uint64  ns      by the host's clock; of several steps the middle one
+unix_ns            int64   ns      when the last of them ended, since 1970
+looked_at          uint32  -       how many of them have a look
 """
 
 

@@ -34,6 +34,11 @@ def of_columns(
     return pandas.DataFrame(dict(columns), index=rows)
 
 
+def joined(tables: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
+    """Returns the rows of all tables, which have the same columns."""
+    return _pandas().concat(tables, ignore_index=True)
+
+
 def _pandas() -> Any:
     """Imports pandas, and registers `.pytracer` on its DataFrames."""
     import pandas as pd

@@ -244,3 +244,9 @@ TABLES: dict[str, tuple[type[Any], tuple[str, ...]]] = {
     "scopes": (Scopes, ("u8", "u4", "u4", "u4", "u2", "u1", "u1")),
     "scope_ends": (ScopeEnds, ("u8", "u4", "u4")),
 }
+
+
+def device_name(kind: int, index: int) -> str:
+    """A device's name, such as `cpu` or `cuda:0`."""
+    name = DEVICE_TYPES[kind] if kind < len(DEVICE_TYPES) else f"device{kind}"
+    return "cpu" if name == "cpu" else f"{name}:{index}"

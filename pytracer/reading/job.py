@@ -14,6 +14,7 @@ from pytracer.ranks import clocks, compare, dataset, engines, folder
 from pytracer.ranks.compare import Comparison
 from pytracer.ranks.digest import Digest
 from pytracer.ranks.folder import Ranks
+from pytracer.reading import history
 from pytracer.reading.views import At, LoadedTrace
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ _MOST_BYTES = 32 << 20  # of their files
 
 def read_job(path: str | Path, engine: str | None = None) -> "Job":
     """The job in a folder of traces, or in a dataset that `to_parquet` wrote."""
+    if history.is_history(path):
+        looks = history.History(path).looks
+        named = f": name one of its looks, such as {path}/{looks[-1].file}" if looks else ""
+        raise errors.UsageError(f"{path} has every step of a program, and no job{named}")
     if dataset.is_dataset(path):
         return Job(folder.latest(dataset.read(path)))
     files = folder.files_of(path)

@@ -1,16 +1,17 @@
-"""`load()`: a file is a trace, and a folder of files is a job."""
+"""`load()`: a file is a trace, a folder of files a job, and that of an always-on recorder a history."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytracer.reading import views
+from pytracer.reading import history, views
+from pytracer.reading.history import History
 from pytracer.reading.views import LoadedTrace
 
 if TYPE_CHECKING:
     from pytracer.reading.job import Job
 
 
-def load(path: str | Path, *, engine: str | None = None) -> LoadedTrace:
+def load(path: str | Path, *, engine: str | None = None) -> "LoadedTrace | History":
     """Reads a trace from a file, or all ranks of a job from a folder.
 
     A file is read as far as it was written before the program ended. Memory snapshots of torch
@@ -27,6 +28,8 @@ def load(path: str | Path, *, engine: str | None = None) -> LoadedTrace:
         print(job)
         print(job.rank(3))
 
+    The folder of a recorder that was always on becomes a `History`.
+
     Args:
         path: a `.pytrace` file, a memory snapshot, a folder of them, or a pattern such as
             "run/train.rank*.pytrace".
@@ -37,6 +40,8 @@ def load(path: str | Path, *, engine: str | None = None) -> LoadedTrace:
             format; or the folder has no trace.
         errors.UsageError: the folder has the files of several runs.
     """
+    if history.is_history(path):
+        return History(path)
     return _job(path, engine) if is_job(path) else views.load(path)
 
 

@@ -50,6 +50,7 @@ class Plan:
     offload: tuple[str, ...] = ()  # modules to offload, to try a plan
     ranks: tuple[int, ...] = ()  # to record; () for all
     max_size: int | None = None  # bytes of the file, about
+    always: bool = False  # totals of every step and some looks, see always.py
 
     @property
     def tries(self) -> bool:
@@ -126,19 +127,42 @@ def _may_be_searched(folder: Path) -> bool:
     return True
 
 
-def prepare(plan: Plan, tell: "Messages") -> Callable[[], int]:
+def recorder(plan: Plan, tell: "Messages") -> "Traced":
+    """What records a program by this plan.
+
+    Raises:
+        errors.PytracerError: the program's user has asked for a place where no file can be.
+    """
+    place = plan.place()
+    if not plan.as_module and _is_same_file(place.shown, plan.program[0]):
+        raise errors.UsageError(f"-o {place.shown} is the script itself")
+    return Traced(plan, place, tell)
+
+
+class Recorder(Protocol):
+    """Records a program. Whatever goes wrong in it is one line, and the program goes on."""
+
+    exit_code: int  # of a program that has ended well
+
+    def begin(self) -> None:
+        """Begins to record: the program has imported torch."""
+
+    def end(self, error: BaseException | None, *, gave_up: bool = False) -> None:
+        """Ends the recording: the program is over, has failed, or exited with a code."""
+
+    def say_why(self) -> None:
+        """Explains below the traceback how memory was involved."""
+
+
+def prepare(plan: Plan, traced: Recorder) -> Callable[[], int]:
     """Returns a function that runs and records the program, and passes its exceptions on.
 
     Raises:
         errors.PytracerError: the program cannot be run or recorded. None of it has run.
     """
-    place = plan.place()
-    if not plan.as_module and _is_same_file(place.shown, plan.program[0]):
-        raise errors.UsageError(f"-o {place.shown} is the script itself")
     _refuse_launchers(plan)
     _refuse_missing_cuda(plan)
     execute = runner.program(plan.program, as_module=plan.as_module)
-    traced = Traced(plan, place, tell)
 
     def run() -> int:
         after_import("torch", traced.begin)

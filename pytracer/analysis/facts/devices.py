@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from pytracer.data import meta
 from pytracer.data.recorded import Trace
-from pytracer.data.schema import ACTION, DEVICE_TYPES, Mask
+from pytracer.data.schema import ACTION, DEVICE_TYPES, Mask, device_name
 
 
 def split(device: str) -> tuple[int, int]:
@@ -62,10 +62,10 @@ def expandable(trace: Trace, device: str) -> bool:
 def device_of_place(trace: Trace) -> NDArray[Any]:
     """The name of each place's device, such as `cpu` or `cuda:0`."""
     places = trace.places
-    names = []
-    for kind, index in zip(places.device_type, places.device_index, strict=True):
-        name = DEVICE_TYPES[kind] if kind < len(DEVICE_TYPES) else f"device{kind}"
-        names.append("cpu" if name == "cpu" else f"{name}:{index}")
+    names = [
+        device_name(kind, index)
+        for kind, index in zip(places.device_type, places.device_index, strict=True)
+    ]
     return np.array(names, dtype=object)
 
 

@@ -1,0 +1,18 @@
+"""What is wrong in a look of a recorder that is always on. A process beside the program's asks."""
+
+import json
+import sys
+from collections.abc import Sequence
+
+from pytracer.analysis.answers.findings import findings
+from pytracer.reading import views
+
+_MOST = 20  # a pipe holds them, so the process never waits to be read
+
+
+def print_findings(words: Sequence[str]) -> None:
+    """Prints the findings of a file about a device, as JSON."""
+    path, device = words
+    found = findings(views.read(path).data, device)[:_MOST]
+    wanted = ("kind", "evidence", "change")
+    sys.stdout.write(json.dumps([{name: getattr(each, name) for name in wanted} for each in found]))

@@ -1,0 +1,416 @@
+"""A recorder that is always on: totals of every step, and a look at some.
+
+Between two looks only the allocators' events are counted (csrc/core/device_totals.h). A look is an
+ordinary trace of one step or a few. Where memory grows, a process of its own reads the look by the same
+rules as every trace: no thread of the program waits for that.
+
+In the folder of a recorder (pytracer/data/step_totals.py reads and writes it):
+
+    steps.totals             every step
+    step-000012.pytrace      a look that begins with step 12
+    events.jsonl             looks and their reasons, departures, growth, failed requests, alarms
+"""
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from pytracer import errors
+from pytracer.basics import environment
+from pytracer.basics.units import parse_size, size_text
+from pytracer.capture.allowance import Allowance
+from pytracer.capture.session import Held
+from pytracer.data import step_totals
+from pytracer.data._native import C
+from pytracer.data.schema import device_name
+from pytracer.data.step_totals import StepFile, StepRow
+from pytracer.reading import look as reading_look
+from pytracer.recording import beside
+from pytracer.recording.api import is_out_of_memory, trace
+from pytracer.recording.looks import DEPARTS, FIRST, GROWS, STEPS, Looks
+
+SHARE = 0.005  # of the training thread's time, for looks
+DEFAULT_SIZE = 64_000_000
+
+_MOST_EVENTS = 4_000_000  # of a look
+_NEAR = 0.95  # a peak above this share of the device's memory is an alarm
+_LONGEST = 300  # of an exception's text
+_LAST = 3  # looks that are kept because they are the last ones
+_PATIENCE = 10.0  # seconds to wait for the reader as the program ends
+_log = logging.getLogger("pytracer")
+
+
+class always:  # noqa: N801 - reads as a word: `with always():`
+    """Counts every step of a program for weeks, and looks at some, for half a per cent of its time.
+
+    Example:
+        with pytracer.always("run.always", alarm=page_the_team):
+            train()
+
+        print(pytracer.load("run.always"))
+
+    Args:
+        path: the folder to make. It gets the rank's number if the job has ranks.
+        *targets: models and optimizers. Without them, pytracer finds them as they are used.
+        size: the most bytes in the folder.
+        share: of the time of the thread that trains, for looks.
+        alarm: called with a sentence when memory grows and the reason is proved, when a peak comes near the
+            card's memory, and when a request fails. Each is also a warning of the logger "pytracer".
+        devices: "cpu", "cuda" or both. By default both, if there is CUDA.
+    """
+
+    def __init__(
+        self,
+        path: str | Path = "pytracer.always",
+        *targets: Any,
+        size: int | str = DEFAULT_SIZE,
+        share: float = SHARE,
+        alarm: Callable[[str], object] | None = None,
+        devices: tuple[str, ...] | str = (),
+    ) -> None:
+        """Counts nothing until `begin`."""
+        self._path = Path(path)
+        self._targets, self._size, self._alarm = targets, parse_size(size), alarm
+        self._devices = (devices,) if isinstance(devices, str) else devices
+        self._held = Held()
+        self._allowance = Allowance(share=share)
+        self._looks = Looks()
+        self._file: StepFile | None = None
+        self._look: Any = None
+        self._look_from, self._look_reason = 0, ""
+        self._reader = _Reader()
+        self._kept: dict[int, str] = {}  # looks that are on the disk: reason by first step
+        self._grows_on = ""  # the device that grew last
+        self._highest = (0, -1)  # peak in a look, and the look's first step
+        self._told: set[str] = set()
+        self._user_steps = self._counts = False
+        self._owner = os.getpid()  # a forked child counts nothing
+        self._limits: dict[int, int] = {}  # bytes of each card
+        self._ended_ns = 0
+        self.step = 0  # the number of steps that are over
+        self.folder: Path | None = None  # once it is made
+        self.failed = False  # whether an allocation that failed ended the program
+        self.last: Any = None  # the look that saw the end, if one did
+
+    def begin(self) -> "always":
+        """Begins to count.
+
+        Raises:
+            errors.CannotWrite: the folder is there already, or cannot be made.
+            errors.CaptureError: these allocators cannot be counted, or are counted already.
+        """
+        import torch
+
+        if not self._devices:
+            self._devices = ("cpu", "cuda") if torch.version.cuda else ("cpu",)
+        self._make_folder()
+        problem = C.count_totals(cpu="cpu" in self._devices, device="cuda" in self._devices)
+        if problem:
+            self._give_up()
+            self._remove_folder()
+            raise errors.CaptureError(problem)
+        self._counts = True
+        self._ended_ns = time.time_ns()
+        self._begin_look()
+        self._held.count_steps(self._stepped)
+        return self
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Ends it. `error` is the exception that ended the program, if any."""
+        if self._file is None or self._owner != os.getpid():
+            return
+        self._held.end()
+        self.failed = error is not None and is_out_of_memory(error)
+        if self.failed:
+            self._note("failed", text=str(error).partition("\n")[0][:_LONGEST])
+        if self._look is not None:
+            self.last = self._look
+            self._end_look(error)
+        self._counts = False
+        C.count_totals(cpu=False, device=False)
+        self._hear(self._reader.finish())
+        file, self._file = self._file, None
+        file.close()
+        if self.step == 0 and not self._kept:
+            self._remove_folder()
+
+    def mark_step(self) -> None:
+        """Ends a step, in a program whose optimizer does not."""
+        if not self._user_steps:
+            self._user_steps = True
+            self._held.end()
+        self._stepped()
+
+    def __enter__(self) -> "always":
+        """Begins to count."""
+        return self.begin()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Ends it. An exception of the block goes on unchanged."""
+        self.end(error)
+
+    # ---------------------------------------------------------------- steps
+
+    def _stepped(self) -> None:
+        """A step is over. Whatever goes wrong here ends the recorder, and not the program."""
+        if self._file is None:
+            return
+        try:
+            self._count()
+            if self._look is not None:
+                if self.step - self._look_from >= STEPS[self._look_reason]:
+                    self._end_look()
+            elif self._looks.wanted and self._allowance.allows():
+                self._begin_look()
+            self._hear(self._reader.done())
+        except Exception as problem:  # the program's step must not fail
+            _log.warning("always() stops, and the program goes on: %s", problem)
+            self._give_up()
+
+    def _count(self) -> None:
+        """Writes what each device did in the step."""
+        assert self._file is not None
+        step, now = self.step, time.time_ns()
+        took, self._ended_ns = now - self._ended_ns, now
+        for (
+            kind,
+            index,
+            alive,
+            peak,
+            _,
+            reserved_peak,
+            largest,
+            requests,
+            failed,
+        ) in C.end_step_of_totals():
+            device = (kind, index)
+            self._file.add(
+                StepRow(
+                    step=step,
+                    unix_ns=now,
+                    duration_ns=max(took, 0),
+                    device=device,
+                    now=alive,
+                    peak=peak,
+                    reserved_peak=reserved_peak,
+                    largest=largest,
+                    requests=requests,
+                    failed=failed,
+                    looked_at=self._look is not None,
+                )
+            )
+            if self._look is not None:
+                self._highest = max(self._highest, (peak, self._look_from))
+            found = self._looks.saw(step, device, peak, alive)
+            if found:
+                name = device_name(*device)
+                self._note(found, peak=peak, now=alive, device=name)
+                self._grows_on = name if found == GROWS else self._grows_on
+            if failed:
+                self._note("failed", requests=failed, device=device_name(*device))
+                self._warn(f"step {step}: {failed} requests for memory failed")
+            if kind:
+                self._compare_with_the_card(index, peak)
+        self.step += 1
+
+    def _compare_with_the_card(self, index: int, peak: int) -> None:
+        import torch
+
+        if index not in self._limits:
+            self._limits[index] = torch.cuda.get_device_properties(index).total_memory
+        most = self._limits[index]
+        if peak > _NEAR * most:
+            self._limits[index] = peak  # told once, and again if it goes higher still
+            self._warn(
+                f"step {self.step}: cuda:{index} is at {size_text(peak)} of {size_text(most)}"
+            )
+
+    # ---------------------------------------------------------------- looks
+
+    def _begin_look(self) -> None:
+        assert self.folder is not None
+        self._look_from, self._look_reason = self.step, self._looks.wanted
+        look = trace(
+            *self._targets,
+            devices=self._devices,
+            stacks=True,
+            path=self._path_of(self.step),
+            max_events=_MOST_EVENTS,
+            table=False,
+        )
+        look.is_read = self._look_reason == GROWS  # then the variables are needed
+        look.first_step = self.step
+        with self._allowance.begins(), errors.collected_warnings():
+            self._look = look.__enter__()
+
+    def _end_look(self, error: BaseException | None = None) -> None:
+        look, self._look = self._look, None
+        reason, first = self._look_reason, self._look_from
+        with self._allowance.ends(), errors.collected_warnings():
+            look.__exit__(None if error is None else type(error), error, None)
+        self._looks.looked(reason, max(self.step - 1, 0))
+        if not _has_tensors(look):
+            return
+        self._note("look", reason=reason, first=first, steps=self.step - first)
+        self._kept[first] = reason
+        if reason == GROWS:
+            self._reader.read(self._path_of(first), self._grows_on)
+        self._drop_looks()
+
+    def _drop_looks(self) -> None:
+        """Keeps the first look, the last few, the highest, and what departs, as far as there is room."""
+        sizes = {first: self._bytes_of(first) for first in self._kept}
+        last = sorted(self._kept)[-_LAST:]
+        always = {min(self._kept), self._highest[1], *last}
+        value = {
+            first: (reason in (DEPARTS, GROWS, FIRST), first)
+            for first, reason in self._kept.items()
+        }
+        for first in sorted(set(self._kept) - always, key=value.__getitem__):
+            is_plain = not value[first][0]
+            if not is_plain and sum(sizes.values()) <= self._size // 2:
+                break
+            del self._kept[first], sizes[first]
+            self._path_of(first).unlink(missing_ok=True)
+
+    def _hear(self, findings: Iterable[dict[str, Any]]) -> None:
+        """Takes what the reader's process has found in looks at growth."""
+        for finding in findings:
+            if finding["kind"] == "unread":
+                self._note("unread", text="the process that reads looks has failed")
+            if finding["kind"] == "growth" and finding["change"]:
+                self._warn(f"{finding['evidence']}: {finding['change']}")
+
+    def _bytes_of(self, first: int) -> int:
+        with contextlib.suppress(OSError):
+            return self._path_of(first).stat().st_size
+        return 0
+
+    def _path_of(self, first: int) -> Path:
+        assert self.folder is not None
+        return self.folder / step_totals.name_of_look(first)
+
+    # ---------------------------------------------------------------- what is told
+
+    def _note(self, kind: str, **about: Any) -> None:
+        """Writes a line into the folder."""
+        assert self.folder is not None
+        line = json.dumps({"kind": kind, "step": self.step, "unix_ns": time.time_ns(), **about})
+        with (self.folder / step_totals.EVENTS).open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+    def _warn(self, text: str) -> None:
+        if text in self._told:
+            return
+        self._told.add(text)
+        self._note("alarm", text=text)
+        _log.warning("%s", text)
+        if self._alarm is not None:
+            self._alarm(text)
+
+    def _make_folder(self) -> None:
+        path = self._path
+        if environment.world_size() > 1:
+            path = path.with_name(f"{path.stem}.rank{environment.rank()}{path.suffix}")
+        header = {
+            "command": Path(sys.argv[0]).name if sys.argv else "",
+            "pid": os.getpid(),
+            "rank": environment.rank(),
+            "began_unix_ns": time.time_ns(),
+        }
+        try:
+            path.mkdir(parents=True)
+            self._file = StepFile(path / step_totals.NAME, header, self._size // 2)
+        except FileExistsError:
+            raise errors.CannotWrite(f"{path} exists, and is not replaced: name another") from None
+        except OSError as problem:
+            raise errors.CannotWrite(f"cannot make {path}: {problem.strerror}") from None
+        self.folder = path.absolute()
+
+    def _remove_folder(self) -> None:
+        """The program has made no tensors: nothing stays of it."""
+        assert self.folder is not None
+        for path in self.folder.iterdir():
+            path.unlink()
+        self.folder.rmdir()
+
+    def _give_up(self) -> None:
+        """Ends without a result: something of ours has failed."""
+        file, self._file = self._file, None
+        self._held.end()
+        self._reader.stop()
+        if self._counts:
+            self._counts = False
+            C.count_totals(cpu=False, device=False)
+        if self._look is not None:
+            with contextlib.suppress(Exception):
+                self._look.__exit__(None, None, None)
+        if file is not None:
+            file.close()
+
+
+def _has_tensors(look: Any) -> bool:
+    try:
+        return bool(look.data.has_allocations)
+    except errors.CaptureError:  # nothing was recorded
+        return False
+
+
+class _Reader:
+    """Finds what is wrong in looks, in a process beside the program, one look after the other."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Path, str]] = []
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def read(self, path: Path, device: str) -> None:
+        """Reads a look at a device as soon as the one before it is read."""
+        self._waiting.append((path, device))
+        self._begin()
+
+    def done(self) -> list[dict[str, Any]]:
+        """The findings of a look, if one was read since the last call; one of kind "unread" if not."""
+        if self._process is None or self._process.poll() is None:
+            return []
+        process, self._process = self._process, None
+        text, _ = process.communicate()
+        self._begin()
+        try:
+            return list(json.loads(text))
+        except ValueError:
+            return [{"kind": "unread"}]
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Waits a while for the last look: the ones before it say the same."""
+        del self._waiting[:-1]
+        found, until = [], time.monotonic() + _PATIENCE
+        while self._process is not None:
+            try:
+                self._process.wait(max(until - time.monotonic(), 0))
+            except subprocess.TimeoutExpired:
+                self.stop()
+            found += self.done()
+        return found
+
+    def stop(self) -> None:
+        """Reads no more."""
+        self._waiting.clear()
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _begin(self) -> None:
+        if self._process is not None or not self._waiting:
+            return
+        path, device = self._waiting.pop(0)
+        self._process = beside.call(
+            reading_look.__name__, "print_findings", (str(path), device), output=subprocess.PIPE
+        )
