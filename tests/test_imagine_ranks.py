@@ -331,6 +331,27 @@ def test_a_block_that_another_stream_uses_ends_when_that_has_come_so_far() -> No
     assert most(lambda late: torch.cuda.synchronize(), lets_go) == 8
 
 
+def test_a_pass_that_uses_another_stream_widens_reserved() -> None:
+    """The end of its gradient is not sure, though the program never waits for the card."""
+
+    def reserved(*, aside: bool) -> tuple[int, int, int]:
+        """The lower end, what the run takes, and the upper end."""
+        with pytracer.imagine("H100") as t:
+            x = torch.ones(MIB, device="cuda", requires_grad=True)
+            first = x * 2
+            with torch.cuda.stream(torch.cuda.Stream() if aside else None):
+                second = first * 3
+            (second * 5).sum().backward()
+            both = [torch.empty(MIB, device="cuda") for _ in range(2)]
+            del both
+        least, most = t.fits().reserved
+        return least, t.data.meta["counters"]["end"]["cuda:0"]["reserved_bytes.peak"], most
+
+    assert len({*reserved(aside=False)}) == 1
+    least, sure, most = reserved(aside=True)
+    assert least < sure < most
+
+
 # ---------------------------------------------------------------- what NCCL keeps
 
 
