@@ -243,6 +243,31 @@ def test_a_rank_that_is_not_there_is_refused_and_so_is_another_number_of_ranks()
     assert t.data.meta["imagined"]["rank"] == 3
 
 
+@pytest.mark.parametrize("kind", ["SGD", "Adagrad", "Adam"])
+def test_a_sharded_fused_optimizer_fails_where_torch_does(kind: str) -> None:
+    """Not every torch shards each of them, and the imagined run gives torch's own reason."""
+
+    def outcome(device: str) -> str:
+        mesh = init_device_mesh(device, (dist.get_world_size(),))
+        layer = fully_shard(nn.Linear(8, 8, device=device), mesh=mesh)
+        optimizer = getattr(torch.optim, kind)(layer.parameters(), lr=0.1, fused=True)
+        layer(torch.ones(2, 8, device=device)).sum().backward()
+        try:
+            optimizer.step()
+        except NotImplementedError as error:
+            return str(error)
+        return "steps"
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        real = outcome("cpu")
+    finally:
+        dist.destroy_process_group()
+    with pytracer.imagine("H100", ranks=2):
+        dist.init_process_group("nccl")
+        assert outcome("cuda") == real
+
+
 def test_each_stream_has_blocks_of_its_own() -> None:
     """As on a card: what one stream has freed serves no other."""
 
