@@ -14,6 +14,7 @@ large: one training step of a 70B Llama, with the seconds and the memory that im
 
 import argparse
 import contextlib
+import importlib.metadata
 import json
 import os
 import resource
@@ -255,6 +256,7 @@ def imagined_again(
             ranks = told if isinstance(told, list) else [told]
             peaks = [kept.only(one, "requested", "reserved", "problem") for one in ranks]
             row.setdefault("beside", {})[torch.__version__] = peaks
+            document["machine"].setdefault("beside", {})[torch.__version__] = _transformers()
             print(name, flush=True)
         else:
             row |= found
@@ -363,6 +365,7 @@ def write(folder: Path | None, name: str, document: dict[str, Any], device: str 
     machine = {
         "device": device,
         "torch": torch.__version__,
+        "transformers": _transformers(),
         "cudnn": torch.backends.cudnn.version(),
         "python": sys.version.split()[0],
         "cores": os.cpu_count(),
@@ -371,6 +374,11 @@ def write(folder: Path | None, name: str, document: dict[str, Any], device: str 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{slug(device)}.json"
     kept.write(path, {"machine": machine, **document})
+
+
+def _transformers() -> str:
+    """The release of it: another one may make another model of the same program."""
+    return importlib.metadata.version("transformers")
 
 
 def _now() -> str:

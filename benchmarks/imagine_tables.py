@@ -4,7 +4,8 @@ import textwrap
 from typing import Any
 
 Document = dict[str, Any]
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
+_FEW = 5  # programs with the same difference; more are counted
 # The columns of the table of named models.
 _WAYS = ["one card", "DDP", "FSDP2", "tensor parallel", "bf16", "bfloat16", "checkpointed"]
 _EXACT = 5e-6  # what the tables show as +0.000%
@@ -18,8 +19,8 @@ def models(document: Document) -> str:
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * 3 + "---|---|"]
     lines += [f"| {' | '.join(row)} |" for row in rows]
     measured = (
-        f"Measured on {machine['device']}, torch {machine['torch']}, cuDNN {machine['cudnn']}, "
-        f"{machine['date'][:10]}."
+        f"Measured on {machine['device']}, torch {machine['torch']}, cuDNN {machine['cudnn']}"
+        f"{_with_transformers(machine.get('transformers'))}, {machine['date'][:10]}."
     )
     return "\n".join([*lines, "", measured + _again(machine), *_beside(document)])
 
@@ -108,25 +109,43 @@ def _beside(document: Document) -> list[str]:
     """A paragraph for each other torch: the programs whose requested bytes are not the same."""
     rows = document["programs"]
     versions = sorted({version for row in rows.values() for version in row.get("beside", ())})
-    return [text for version in versions for text in ("", _with(version, rows))]
+    of_machine = document["machine"].get("beside", {})
+    paragraphs = []
+    for version in versions:
+        title = version + _with_transformers(of_machine.get(version))
+        paragraphs += ["", f"Imagined with torch {title}: {_compared(version, rows)}"]
+    return paragraphs
 
 
-def _with(version: str, rows: Document) -> str:
-    same, others = 0, []
+def _with_transformers(release: str | None) -> str:
+    return f", transformers {release}" if release else ""
+
+
+def _compared(version: str, rows: Document) -> str:
+    """How many programs take the same bytes with this torch, and how far off the others are."""
+    same, problems = 0, []
+    others: dict[int, list[str]] = {}  # by how many bytes
     for name, row in rows.items():
         first = row["imagined"] if isinstance(row["imagined"], list) else [row["imagined"]]
         pairs = list(zip(first, row.get("beside", {}).get(version, []), strict=False))
         if not pairs or any("problem" in one for one, _ in pairs):
             continue
         if problem := next((one["problem"] for _, one in pairs if "problem" in one), None):
-            others.append(f"{name} (not imagined: {textwrap.shorten(problem, 60)})")
+            problems.append(f"{name} (not imagined: {textwrap.shorten(problem, 60)})")
             continue
-        off = max((two["requested"] / one["requested"] - 1 for one, two in pairs), key=abs)
+        one, two = max(pairs, key=lambda pair: abs(pair[1]["requested"] / pair[0]["requested"] - 1))
+        off = two["requested"] - one["requested"]
         same += off == 0
-        others += [f"{name} {off:+.2%}"] if off else []
-    count = same + len(others)
-    text = f"Imagined with torch {version}: the same bytes in {same} of {count} programs."
-    return f"{text} Not in: {'; '.join(others)}." if others else text
+        if off:
+            named = f"{name} {two['requested'] / one['requested'] - 1:+.2%}"
+            others.setdefault(off, []).append(named)
+    parts = [*problems]
+    for off, names in others.items():
+        many = f"{len(names)} programs, each {off / MIB:+,.2f} MiB"
+        parts += [many] if len(names) > _FEW else names
+    count = same + len(problems) + sum(map(len, others.values()))
+    text = f"the same bytes in {same} of {count} programs."
+    return f"{text} Not in: {'; '.join(parts)}." if parts else text
 
 
 def scratch(document: Document) -> str:

@@ -800,7 +800,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("ways", nargs="+", choices=WAYS)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--size", default="tiny", choices=["tiny", "large"])
+    parser.add_argument("--size", default="tiny", choices=["tiny", "middle", "large"])
     parser.add_argument("--rounds", type=int, default=0)
     options = parser.parse_args()
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

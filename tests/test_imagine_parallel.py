@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed._functional_collectives as functional
 from torch import distributed
 
 import pytracer
@@ -18,8 +19,7 @@ from tests.tiers import first_of
 ALL = {name: way for name, way in (parallel.WAYS | parallel.VARIANTS).items() if not way.needs}
 # Ways that are not equal, and why.
 _ELSEWHERE = {
-    "tensor_parallel": "a copy that is summed up is communication only as imagined",
-    "fsdp2_tensor_parallel": "a copy that is summed up is communication only as imagined",
+    "fsdp2_tensor_parallel": "a mesh of two dimensions, as for hsdp",
     "sequence_parallel": "torch makes masks whose values decide",
     "ddp_compressed": "gloo may still have a bucket when the next one is made",
     "hsdp": "a mesh of two dimensions takes 16 bytes more for each question as imagined",
@@ -61,6 +61,32 @@ def test_a_rank_takes_what_it_is_imagined_to_take(name: str, tmp_path: Path) -> 
             assert highest.get(category) == guessed.get(category), category
         assert all(highest[category] >= guessed[category] for category in guessed)
         assert not doubts(imagined.data)
+
+
+class Summed(torch.autograd.Function):
+    """As DTensor does it: a collective between a Function and the operator that allocates."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return functional.all_reduce(x, "sum", distributed.group.WORLD) + 0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def test_a_collective_inside_a_function_is_communication() -> None:
+    """The Function is the outermost operator, and a clone the innermost."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        x = torch.ones(1000, requires_grad=True)
+        with pytracer.trace(devices="cpu", table=False) as t:
+            Summed.apply(x)
+    finally:
+        distributed.destroy_process_group()
+    rows = t.allocations()
+    copies = rows[(rows.op == "aten::clone") & (rows.requested_bytes == 4000)]
+    assert copies.category.tolist() == ["communication"]
 
 
 def main(folder: Path, way: str, name: str, rank: int) -> None:

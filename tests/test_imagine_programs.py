@@ -173,10 +173,12 @@ def actor_critic(device: str, folder: Path) -> None:
 
     def loss() -> torch.Tensor:
         seen, chances, values, rewards = torch.zeros(16, 8, device=device), [], [], []
+        kept = torch.zeros(5, 16, device=device)  # of another type than samples
         for _ in range(5):
             logits, value = model(seen)
             choice = torch.distributions.Categorical(logits=logits)
-            chances.append(choice.log_prob(choice.sample()))
+            kept[len(chances)] = choice.sample()
+            chances.append(choice.log_prob(kept.long()[len(chances)]))
             values.append(value)
             seen = seen + torch.randn_like(seen)
             rewards.append(torch.tanh(seen.sum(-1)))

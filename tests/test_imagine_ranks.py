@@ -243,6 +243,31 @@ def test_a_rank_that_is_not_there_is_refused_and_so_is_another_number_of_ranks()
     assert t.data.meta["imagined"]["rank"] == 3
 
 
+@pytest.mark.parametrize("kind", ["SGD", "Adagrad", "Adam"])
+def test_a_sharded_fused_optimizer_fails_where_torch_does(kind: str) -> None:
+    """Not every torch shards each of them, and the imagined run gives torch's own reason."""
+
+    def outcome(device: str) -> str:
+        mesh = init_device_mesh(device, (dist.get_world_size(),))
+        layer = fully_shard(nn.Linear(8, 8, device=device), mesh=mesh)
+        optimizer = getattr(torch.optim, kind)(layer.parameters(), lr=0.1, fused=True)
+        layer(torch.ones(2, 8, device=device)).sum().backward()
+        try:
+            optimizer.step()
+        except NotImplementedError as error:
+            return str(error)
+        return "steps"
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        real = outcome("cpu")
+    finally:
+        dist.destroy_process_group()
+    with pytracer.imagine("H100", ranks=2):
+        dist.init_process_group("nccl")
+        assert outcome("cuda") == real
+
+
 def test_each_stream_has_blocks_of_its_own() -> None:
     """As on a card: what one stream has freed serves no other."""
 
@@ -329,6 +354,27 @@ def test_a_block_that_another_stream_uses_ends_when_that_has_come_so_far() -> No
     assert most(lets_go, records, waits) == 4
     assert most(records, lets_go, waits) == 8
     assert most(lambda late: torch.cuda.synchronize(), lets_go) == 8
+
+
+def test_a_pass_that_uses_another_stream_widens_reserved() -> None:
+    """The end of its gradient is not sure, though the program never waits for the card."""
+
+    def reserved(*, aside: bool) -> tuple[int, int, int]:
+        """The lower end, what the run takes, and the upper end."""
+        with pytracer.imagine("H100") as t:
+            x = torch.ones(MIB, device="cuda", requires_grad=True)
+            first = x * 2
+            with torch.cuda.stream(torch.cuda.Stream() if aside else None):
+                second = first * 3
+            (second * 5).sum().backward()
+            both = [torch.empty(MIB, device="cuda") for _ in range(2)]
+            del both
+        least, most = t.fits().reserved
+        return least, t.data.meta["counters"]["end"]["cuda:0"]["reserved_bytes.peak"], most
+
+    assert len({*reserved(aside=False)}) == 1
+    least, sure, most = reserved(aside=True)
+    assert least < sure < most
 
 
 # ---------------------------------------------------------------- what NCCL keeps

@@ -61,10 +61,12 @@ def test_a_whole_model_has_the_number_of_parameters_in_the_file(name: str) -> No
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", MODELS)
 def test_an_exception_is_transformers_own(name: str) -> None:
-    """A model that has no plan here has none in transformers, and a scalar is one."""
+    """A model without a plan or checkpoints here has none in transformers; a scalar is one."""
     model = by_hand.on_meta(open_models.config_of(MODELS[name]))
     reasons = MODELS[name].get("cannot", {})
     assert ("no plan" in reasons.get("tensor parallel", "")) is not bool(model.tp_plan)
+    checkpoints = bool(model.supports_gradient_checkpointing)
+    assert ("checkpointed" in reasons) is not checkpoints
     assert ("FSDP2" in reasons) is any(one.dim() == 0 for one in model.parameters())
 
 

@@ -23,13 +23,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from release import TESTS, releases_of_torch
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "matrix-cpu.json"
 PAGE = ROOT / "docs" / "support.md"
-TESTS = [
-    *("test_native.py", "test_reading.py", "test_graph_walk.py", "test_public_face.py"),
-    *("test_imagine_ranks.py", "test_imagine_parallel.py"),
-]
 NEEDED = ["numpy", "pandas", "pytest", "hypothesis", "setuptools>=77"]
 FACTS = """
 import json, platform, torch
@@ -40,11 +38,6 @@ print(json.dumps({
     "gpu": torch.cuda.is_available(),
 }))
 """
-
-
-def releases() -> list[str]:
-    text = (ROOT / "pytracer" / "basics" / "version.py").read_text()
-    return re.findall(r'"([\d.]+)"', text.partition("TESTED_TORCH")[2])
 
 
 def run(*command: object, cwd: Path, **environment: str) -> tuple[float, str, bool]:
@@ -151,7 +144,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| torch | Python | installed from | doctor, tests, demo on the CPU |",
         "|---|---|---|---|",
     ]
-    for release in releases():
+    for release in releases_of_torch():
         of_release = [row for row in rows if row["torch"].startswith(f"{release}.")]
         for row in of_release:
             kind = f"CUDA {row['cuda']}" if row["cuda"] else "CPU"
@@ -204,7 +197,7 @@ def main() -> None:
         keep(cell(python.absolute(), options.wheels))
     if options.make:
         pythons = options.python or [sys.executable]
-        for number, release in enumerate(releases()):
+        for number, release in enumerate(releases_of_torch()):
             made = make(options.make.absolute(), pythons[number % len(pythons)], release)
             keep(cell(made, options.wheels))
             shutil.rmtree(made.parents[1])

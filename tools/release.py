@@ -38,8 +38,10 @@ GROUPS = ("Added", "Changed", "Fixed", "Deprecated", "Removed", "Security")
 # Words that tell how the code was, not what it does.
 HISTORY = re.compile(r"\b(before|formerly|previously|used to)\b|no longer|any more", re.IGNORECASE)
 CHECKERS = ("twine==6.2.0", "check-wheel-contents==0.6.3")
+# Those that each supported torch has to pass; tools/matrix.py runs them, too.
 TESTS = (
-    *("test_stability.py", "test_human.py", "test_table.py", "test_native.py"),
+    *("test_native.py", "test_reading.py", "test_graph_walk.py", "test_public_face.py"),
+    *("test_stability.py", "test_human.py", "test_table.py"),
     *("test_imagine_ranks.py", "test_imagine_parallel.py"),
 )
 NEEDED = ("numpy", "pandas", "nvidia-ml-py", "pytest", "hypothesis")
@@ -201,7 +203,8 @@ def check(pythons: list[Path], quick: bool) -> None:
         checked = Check(Path(name))
         source, wheel = build(checked, pythons, quick)
         if not quick:
-            pythons = pythons or [make(checked, torch) for torch in oldest_and_newest()]
+            oldest, *_, newest = releases_of_torch()
+            pythons = pythons or [make(checked, torch) for torch in (oldest, newest)]
         for python in pythons or [Path(sys.executable)]:
             use(checked, fresh(checked, python), source, wheel, quick)
         if quick:
@@ -214,11 +217,10 @@ def check(pythons: list[Path], quick: bool) -> None:
         print(f"{wheel.name}, {time.monotonic() - checked.began:.0f} s in all")
 
 
-def oldest_and_newest() -> list[str]:
-    """Returns the releases of torch that a release is tried with."""
+def releases_of_torch() -> list[str]:
+    """Returns the releases of torch that pytracer supports, the oldest first."""
     text = (ROOT / "pytracer" / "basics" / "version.py").read_text()
-    releases = re.findall(r'"([\d.]+)"', text.partition("TESTED_TORCH")[2])
-    return [releases[0], releases[-1]]
+    return re.findall(r'"([\d.]+)"', text.partition("TESTED_TORCH")[2])
 
 
 def make(checked: Check, torch: str) -> Path:

@@ -154,9 +154,10 @@ uint32_t Recorder::name_of(ThreadState& thread, std::string_view name, size_t sl
 // Gives the open frames their rows, outermost first, and returns the innermost one's number.
 //
 // Of nested operators, the outermost and the innermost get a row: the program called the first, and
-// the second allocated. A factory (aten::empty and its kind) inside another operator gets no row:
-// it allocates for that operator. The operators of a plain node get no rows either: they allocate
-// for the node, whether RecordFunction reports them or not (see scope_of_node).
+// the second allocated. One in between that is not torch's own gets one, too: a collective says
+// what its blocks are for. A factory (aten::empty and its kind) inside another operator gets no
+// row: it allocates for that operator. The operators of a plain node get no rows either: they
+// allocate for the node, whether RecordFunction reports them or not (see scope_of_node).
 uint32_t Recorder::open_scope(ThreadState& thread) {
   auto& frames = thread.frames_;
   if (frames.empty()) {
@@ -181,7 +182,7 @@ uint32_t Recorder::open_scope(ThreadState& thread) {
   for (size_t i = first; i <= innermost; ++i) {
     Frame& frame = frames[i];
     bool inside_op = i > 0 && frames[i - 1].kind == ScopeKind::kOp;
-    if (frame.kind == ScopeKind::kOp && inside_op && i != innermost) {
+    if (frame.kind == ScopeKind::kOp && inside_op && i != innermost && is_arithmetic(frame.name)) {
       continue;
     }
     uint64_t position = scopes.append({frame.ticks != 0 ? frame.ticks : ticks_now(),

@@ -167,6 +167,7 @@ MEMBERS = (
     Private("torch.distributed:Reducer._rebuild_buckets", _IMAGINE),
     Private("torch.distributed.distributed_c10d:_get_default_timeout", _IMAGINE),
     Private("torch.distributed.distributed_c10d:_new_process_group_helper", _IMAGINE),
+    Private("torch.distributed.tensor:DTensor._local_tensor", _IMAGINE),
     Private("torch.library:Library._destroy", _IMAGINE),
     Private("torch.nn:Module._apply", _IMAGINE),
     Private("torch.nn.init:_no_grad_trunc_normal_", _IMAGINE),
@@ -182,6 +183,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = NAMES[name].find()
     return found
+
+
+def of_this_rank(tensor: Any) -> Any:
+    """What this rank has of a DTensor; any other tensor itself."""
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def missing() -> list[str]:

@@ -5,7 +5,6 @@ returns gets imagined memory, because an operator's result is the only way to a 
 """
 
 import contextlib
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -34,6 +33,7 @@ from pytracer.imagined import (
     ctc,
     doubts,
     kernels,
+    loaders,
     losses,
     ranks,
     recurrent,
@@ -43,7 +43,7 @@ from pytracer.imagined import (
 from pytracer.imagined.known import GUESS, Known
 from pytracer.imagined.patches import listed, replaced
 from pytracer.imagined.shelf import Shelf
-from pytracer.imagined.standins import Reads, where
+from pytracer.imagined.standins import Reads, is_asked_by, where
 
 CPU = "cpu"
 aten = torch.ops.aten
@@ -54,6 +54,7 @@ _COMPOSED = private_torch.dispatch_keys.CompositeExplicitAutograd
 _READS_A_NUMBER = aten._local_scalar_dense.default
 _COPIES = frozenset((aten._to_copy.default, aten.copy_.default))
 _STEP = "Optimizer.step#"
+_VALIDATES = torch.distributions.distribution.__file__  # raises unless what it got is valid
 # The engine and its nodes do these in place, but not where a dispatch mode is there.
 _IN_PLACE = frozenset(
     (
@@ -228,7 +229,10 @@ class _Watching(TorchDispatchMode):
             self._doubts.given((args, given))
             return NotImplemented  # it does the operator by other operators, as DTensor does
         if self._mode.computes_shapes():
-            return func(*args, **given)
+            try:
+                return func(*args, **given)
+            except UnsupportedOperatorException:
+                return kernels.in_place(func, args, given)
         if func.namespace == "c10d":
             return ranks.collective(func, args, self._known, self._job)
         if func is aten.is_pinned.default:
@@ -398,7 +402,7 @@ def _patches(
     yield replaced(private_torch.fake_tensors, "init_gpu_context", lambda device: None)
     # Some code takes a FakeTensor as a sign of a compiler.
     yield replaced(private_torch.subclasses, "FakeTensor", _NoTensor)
-    yield replaced(torch.utils.data.DataLoader, "__init__", _loads_here)
+    yield replaced(torch.utils.data.DataLoader, "__init__", loaders.loads_here)
     yield replaced(torch, "save", checkpoints.saving(torch.save))
     yield replaced(torch, "load", checkpoints.loading(torch.load, back))
     for owner, name, packing in recurrent.patches():
@@ -456,6 +460,9 @@ def _methods(reads: Reads, known: Known, shelf: Shelf) -> dict[str, Any]:
         return [tolist(row) for row in self.unbind(0)]
 
     def truth(self: torch.Tensor) -> bool:
+        if is_asked_by(_VALIDATES):
+            reads.number(bool)
+            return True
         real = None if known.is_guess(self) else value_of(self)
         if real is not None and known.is_assumed(self):
             reads.number(bool)
@@ -572,24 +579,6 @@ def _set_data(tensor: Any, other: Any) -> None:
     if isinstance(other, FakeTensor):
         tensor.fake_device = other.fake_device
         tensor.constant = None
-
-
-_loader = torch.utils.data.DataLoader.__init__
-_OF_WORKERS = {
-    "num_workers": 0,
-    "pin_memory": False,
-    "timeout": 0,
-    "multiprocessing_context": None,
-    "prefetch_factor": None,
-    "persistent_workers": False,
-}
-
-
-def _loads_here(self: Any, *args: Any, **kwargs: Any) -> None:
-    """Makes the loader load in this process, because a fake tensor cannot go to another one."""
-    given = inspect.signature(_loader).bind(self, *args, **kwargs)
-    given.arguments.update(_OF_WORKERS)
-    _loader(*given.args, **given.kwargs)
 
 
 def _truncated(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:

@@ -363,7 +363,7 @@ def library(operator: Attention) -> Any:
     original = aten.scaled_dot_product_attention.default
 
     def kernel(query: Any, *arguments: Any, **options: Any) -> Any:
-        if is_fake(getattr(query, "_local_tensor", query)):  # of this rank, if it is distributed
+        if is_fake(private_torch.of_this_rank(query)):
             return operator(query, *arguments, **options)
         return original._op_dk(_COMPOSITE, query, *arguments, **options)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pytracer.basics.private_torch import tree_iter
+from pytracer.basics.private_torch import of_this_rank, tree_iter
 
 _TORCH, _OURS = (f"{Path(file).parent}/" for file in (torch.__file__, Path(__file__).parent))
 # Where torch computes what a result would be.
@@ -74,7 +74,7 @@ class Doubts:
             return
         for one in tree_iter(arguments):
             if isinstance(one, sharded):
-                here, share = one._local_tensor.numel(), _share(one)
+                here, share = of_this_rank(one).numel(), _share(one)
                 if here > share:
                     size = one.element_size()
                     key = (here * size, share * size)

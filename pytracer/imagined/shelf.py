@@ -45,8 +45,14 @@ class Shelf:
         self._sent: list[Hold] = []
         self._used: dict[int, tuple[int, Hold]] = {}  # the stream that uses a block, and the block
         self._numbers = itertools.count()
-        self.has_kept = False
+        self._has_kept = False
         self._waits = False
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether any block may end later than the run says."""
+        self._hear_of_passes()
+        return self._has_kept
 
     def begins(self) -> None:
         """A collective begins: those that are done let go."""
@@ -59,7 +65,7 @@ class Shelf:
             return
         first, at_most = weakref.ref(outputs[0]), [self.hold(one) for one in tensors]
         self._stashes.append(_Stash(first, list(tensors), at_most))
-        self.has_kept = True
+        self._has_kept = True
 
     def waited(self, outputs: Sequence[Any]) -> None:
         """The program waited for the collective with these outputs."""
@@ -72,7 +78,7 @@ class Shelf:
         """Keeps what is sent or received."""
         if self.hold is not None:
             self._sent += [self.hold(one) for one in tensors]
-            self.has_kept = True
+            self._has_kept = True
 
     def used_on(self, stream: int, tensor: Any) -> None:
         """Keeps a tensor that was made on another stream than this one, which uses it."""
@@ -81,14 +87,18 @@ class Shelf:
 
     def let_go(self, stream: int | None = None) -> list[int]:
         """The numbers of what the program has let go of, and this stream uses. None: any stream."""
-        for use in C.take_uses_of_passes():
-            self._keep_used(use)
+        self._hear_of_passes()
         used = self._used.items()
         return [number for number, (on, held) in used if held.let_go and stream in (None, on)]
 
+    def _hear_of_passes(self) -> None:
+        """Keeps what backward passes handed to other streams."""
+        for use in C.take_uses_of_passes():
+            self._keep_used(use)
+
     def _keep_used(self, use: tuple[int, Hold]) -> None:
         self._used[next(self._numbers)] = use
-        self.has_kept = True
+        self._has_kept = True
 
     def reached(self, numbers: list[int]) -> None:
         """The card needs these no more."""

@@ -92,9 +92,19 @@ def _is_inside(file: str) -> bool:
 
 def _is_torchs_own(frame: FrameType | None) -> bool:
     """Whether torch itself reads, as an optimizer reads the number of its step."""
+    return _asker(frame).startswith(_TORCH)
+
+
+def is_asked_by(file: str) -> bool:
+    """Whether code of this file asks for a value."""
+    return _asker(sys._getframe(1)) == file
+
+
+def _asker(frame: FrameType | None) -> str:
+    """The file whose code asks us; "" for none."""
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
+    return "" if frame is None else frame.f_code.co_filename
 
 
 # The reads of the imagined run that is going on, if any.
