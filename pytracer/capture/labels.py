@@ -258,6 +258,15 @@ class Labels:
                 names.append(self._known_name(module))
         return names
 
+    def unstepped(self) -> list[str]:
+        """Returns the names of parameters with a gradient that no known optimizer has."""
+        stepped = {id(parameter) for one in self._optimizers for parameter in one.parameters()}
+        if not stepped or not C.status()["may_read_gradients"]:
+            return []
+        left = (one for one in parameters_of(self._living_roots()) if id(one) not in stepped)
+        with_gradient = [one for one in left if C.gradient_of(one) is not None]
+        return [*dict.fromkeys(map(self.parameter_name, with_gradient))]
+
     def _label(self, optimizers: Iterable["_Optimizer"]) -> None:
         self.label_workspaces()
         self._watched.label()
