@@ -26,7 +26,7 @@ from pytracer.capture.looking import (
     parameters_of,
     submodules_of,
 )
-from pytracer.capture.spare import spare_tensors
+from pytracer.capture.spare import OtherReaders, spare_tensors
 from pytracer.data import schema
 from pytracer.data._native import C
 
@@ -73,6 +73,7 @@ class Labels:
         self.renamed: dict[str, str] = {}
         self._optimizers: list[_Optimizer] = []
         self._optimizers_met = 0
+        self._readers = OtherReaders()
         self._has_16_bits = False  # a module has 16-bit parameters: optimizers may have masters
 
     # ---------------------------------------------------------------- modules
@@ -220,7 +221,7 @@ class Labels:
 
     def note_spare(self, frame: FrameType | None) -> None:
         """Labels tensors that the program could let go of, with the variable that keeps them."""
-        for name, tensors in spare_tensors(frame):
+        for name, tensors in spare_tensors(frame, self._readers):
             labels = [C.label_of(_UNKNOWN, "spare", name, tensor) for tensor in tensors]
             C.label_tensors(tensors, labels)
 

@@ -47,7 +47,7 @@ def shown_as(
     """
     plain = _pandas().DataFrame
 
-    class Shown(plain):  # type: ignore[misc]  # pandas has no types
+    class Shown(plain):  # type: ignore[misc, valid-type]  # pandas has no types
         _repr_html_ = html
         __repr__ = plain.__repr__ if text is None else text
         _constructor = plain

@@ -65,11 +65,11 @@ def of_table(table: "pd.DataFrame") -> str:
     """The list as `t.advice()` prints it: from its rows, so that those which are left are shown."""
     columns = [name for name in Change.__dataclass_fields__ if name != "edit"]
     if not {*columns} <= {*table.columns}:
-        return table.to_string()
-    rows = [
-        Change(*(None if str(value) == "<NA>" else value for value in row))
-        for row in table[columns].itertuples(index=False)
-    ]
+        return str(table.to_string())
+    rows = []
+    for row in table[columns].to_dict("records"):
+        of_row: dict[str, Any] = {k: None if str(v) == "<NA>" else v for k, v in row.items()}
+        rows.append(Change(**of_row))
     peak = table.attrs["peak"]
     after = table.attrs["peak_after_all"] if len(rows) > 1 else None
     return _listed(rows, _together(after, peak), peak, plain())
