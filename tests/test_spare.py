@@ -145,7 +145,10 @@ ONLY_BEFORE = sys.version_info >= (3, 11)  # bytecode says of a function that it
         ("exec('y = 2')\nfor _ in '12':\n    x = torch.ones(9)\n    look()", ONLY_BEFORE),
         ("exec('def f(): return y')\nx = torch.ones(9)\nlook()\nf()", ONLY_BEFORE),
         ("def f():\n    eval('2')\n    x = torch.ones(9)\n    look()\nf()", ONLY_BEFORE),
-        ("def f():\n    for _ in '12':\n        eval('y')\n        x = torch.ones(9)\n        look()\nf()", False),
+        (
+            "def f():\n    for _ in '12':\n        eval('y')\n        x = torch.ones(9)\n        look()\nf()",
+            False,
+        ),
         ("for _ in '12':\n    exec('y = 2')\n    x = torch.ones(9)\n    look()", False),
         ("exec('def f(): return x')\nx = torch.ones(9)\nlook()\nf()", False),
         ("exec('def f(): return [x for _ in y]')\nx = torch.ones(9)\nlook()\nf()", False),
@@ -164,9 +167,7 @@ ONLY_BEFORE = sys.version_info >= (3, 11)  # bytecode says of a function that it
         ("import builtins as b\nx = torch.ones(9)\nlook()\nb.eval('x')", False),
     ],
 )
-def test_a_variable_is_spare_after_the_last_exec(
-    text: str, is_spare: bool, tmp_path: Path
-) -> None:
+def test_a_variable_is_spare_after_the_last_exec(text: str, is_spare: bool, tmp_path: Path) -> None:
     """The text runs to its end: who reads the variable by name does it without an error."""
     found, file = dict[str, int](), tmp_path / "program.py"
 

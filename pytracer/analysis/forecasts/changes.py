@@ -70,9 +70,7 @@ def _replayed(trace: Trace, device: str, peak: int, one: Hint, failed: Failure |
     after, price, code = None, one.price, ""
     broken = None if failed is None else failed.moment.step
     by_framework = bool(hints.words_of_framework(trace, "checkpoint"))
-    plan = checkpoint_plans.of_layers(
-        trace, device, one.modules, broken, caches=not by_framework
-    )
+    plan = checkpoint_plans.of_layers(trace, device, one.modules, broken, caches=not by_framework)
     if plan is not None:
         after = plan.peak
         price = f"a step takes {plan.time_ratio:.2f} times as long"

@@ -34,7 +34,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,10 +53,6 @@ from pytracer.data import meta
 from pytracer.data.model_names import in_code, module_text
 from pytracer.data.recorded import Trace
 from pytracer.data.schema import CATEGORY, I64, PHASE, ROLE, Mask
-
-if TYPE_CHECKING:
-    pass
-
 
 _ALL_PLANS_OF = 8  # candidates: 256 plans
 _MOST_COUNTS = 128  # of modules, in an order of more candidates than that
