@@ -248,6 +248,24 @@ def test_checkpoints_of_transformers_turn_its_cache_off(
     assert all(row.kind in ("trade", "noticed") for row in after.advice().itertuples())
 
 
+def layer_by_layer() -> Any:
+    """Each layer has an optimizer, and is trained before the next; its last gradients stay."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(512, 512) for _ in range(3)]
+    optimizers = [torch.optim.Adam(layer.parameters(), fused=True) for layer in layers]
+    with pytracer.trace(devices="cpu", table=False) as t:
+        for layer, optimizer in zip(layers, optimizers, strict=True):
+            for _ in range(4):
+                optimizer.zero_grad()
+                layer(torch.randn(64, 512)).square().mean().backward()
+                optimizer.step()
+    return t
+
+
+def test_gradients_that_an_optimizer_uses_are_not_said_to_be_unused() -> None:
+    assert "requires_grad_(False)" not in " ".join(layer_by_layer().advice().change)
+
+
 def test_all_changes_together_are_not_the_sum_of_them() -> None:
     sick = Made(keeps_logits=True, gelu_by_hand=True)
     t, mended = traced(sick), traced(replace(sick, keeps_logits=False, gelu_by_hand=False))

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from pytracer import trace
+from pytracer.capture.looking import INSTALLED, packages_on
 from pytracer.capture.spare import read_later, spare_tensors
 from tests.tiers import by_tier
 
@@ -224,6 +225,13 @@ def test_a_variable_is_spare_only_if_nothing_else_needs_its_tensor(
     text: str, expected: dict[str, int], tmp_path: Path
 ) -> None:
     assert found_by(text, tmp_path) == expected
+
+
+def test_packages_of_every_environment_are_no_code_of_the_program() -> None:
+    """An environment that sees another one's packages has two such folders on its path."""
+    path = ["", "/a/lib/python3.11/site-packages", "/usr/lib/python3/dist-packages", "/home/me", 3]
+    assert [*packages_on(path)] == path[1:3]
+    assert {f"{folder}/" for folder in packages_on(sys.path)} <= {*INSTALLED}
 
 
 def test_a_variable_of_a_notebook_is_not_spare() -> None:

@@ -18,7 +18,7 @@ from pytracer.data._native import HERE, C
 T = TypeVar("T")
 
 
-def _of_packages(path: Iterable[object]) -> Iterator[str]:
+def packages_on(path: Iterable[object]) -> Iterator[str]:
     """The folders on Python's path that packages are installed in: an environment may see another's."""
     for folder in path:
         if isinstance(folder, str) and Path(folder).name in ("site-packages", "dist-packages"):
@@ -33,7 +33,7 @@ INSTALLED = tuple(
             str(Path(torch.__file__).parent),
             str(HERE),
             *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-            *_of_packages(sys.path),
+            *packages_on(sys.path),
         )
     }
 )
