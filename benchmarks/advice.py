@@ -1,7 +1,7 @@
 """Makes each change that pytracer advises, and measures what it saves beside what was said.
 
     python benchmarks/advice.py --out benchmarks/results                   # on a GPU, else on the CPU
-    python benchmarks/advice.py --programs gpt2 llama --device cpu
+    python benchmarks/advice.py --programs gpt2 llama --device cpu   # other rows stay
 
 Each program is recorded, asked for its advice, and run again in a new process for each change, and
 once with all mistakes and free savings together. A change that only a person can make is listed
@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from benchmarks import advice_models  # noqa: E402
 from programs.hints.sick import ByHand  # noqa: E402
 
 STEPS = 5
@@ -109,6 +110,37 @@ def stack(**how: Any) -> Program:
     return Program(make, batch, How(**how))
 
 
+def shaped(
+    make: Callable[[How, bool], nn.Module], batch: Callable[[bool], dict[str, torch.Tensor]]
+) -> Program:
+    """A well-known program as it is written: its results live on, and its losses are kept."""
+    return Program(make, batch, How(keeps=True, gelu="hand", history="tensors"))
+
+
+def _gpt(how: How, large: bool) -> nn.Module:
+    sizes = (32000, 768, 12) if large else (2000, 128, 4)
+    return advice_models.Gpt(*sizes, ByHand if how.gelu == "hand" else None)
+
+
+def _of_words(first: str, words: int, rows: int) -> Callable[[bool], dict[str, torch.Tensor]]:
+    def batch(large: bool) -> dict[str, torch.Tensor]:
+        shape = (8 * rows, 256) if large else (rows, 64)
+        tokens = torch.randint(0, words, shape)
+        return {first: tokens, "targets": tokens}
+
+    return batch
+
+
+def _noisy(large: bool) -> dict[str, torch.Tensor]:
+    count, size = (64, 128) if large else (4, 32)
+    images, noise = (torch.randn(count, 3, size, size) for _ in range(2))
+    return {"images": images, "noise": noise, "level": torch.rand(count, 1, 1, 1)}
+
+
+def _pictures(large: bool) -> dict[str, torch.Tensor]:
+    return {"x": torch.rand(*((16384, 16384) if large else (512, 2048)))}
+
+
 def transformer(name: str, config: str, small: dict[str, Any]) -> Program:
     """A model of transformers with random weights; its config's defaults are the large one."""
 
@@ -139,6 +171,8 @@ def configured(config: str, small: dict[str, Any], large: bool, gelu: str = "") 
     sizes = dict(LARGE.get(config, {}) if large else small)
     if config == "GPT2Config":
         sizes["activation_function"] = "gelu_new" if gelu == "hand" else "gelu_pytorch_tanh"
+    if config == "T5Config":
+        sizes["decoder_start_token_id"] = 0
     return getattr(transformers, config)(**sizes, use_cache=False)
 
 
@@ -170,6 +204,26 @@ PROGRAMS: dict[str, Program] = {
         {"embedding_size": 16, "hidden_sizes": [32, 64, 128, 256], "depths": [2, 2, 2, 2]},
     ),
     "llama": _LLAMA_TO_TRAIN,
+    "t5": transformer(
+        *("T5ForConditionalGeneration", "T5Config"),
+        {
+            "d_model": 128,
+            "d_kv": 32,
+            "d_ff": 512,
+            "num_layers": 3,
+            "num_heads": 4,
+            "vocab_size": 1000,
+        },
+    ),
+    "mingpt": shaped(_gpt, _of_words("idx", 2000, 4)),
+    "word language model": shaped(
+        lambda _, large: advice_models.WordModel(*((32000, 650) if large else (2000, 128))),
+        _of_words("data", 2000, 8),
+    ),
+    "diffusion": shaped(lambda _, large: advice_models.Unet(64 if large else 16), _noisy),
+    "vae": shaped(
+        lambda _, large: advice_models.Vae(*((16384, 4096) if large else (2048, 400))), _pictures
+    ),
     "llama, checkpointed": replace(
         _LLAMA_TO_TRAIN, how=How(keeps=True, gradient_checkpointing=True)
     ),
@@ -204,9 +258,13 @@ def work(
     for _ in range(STEPS):
         batch = {name: each.to(device) for name, each in program.batch(large).items()}
         outputs = model(**batch)
-        loss = outputs.square().mean() if isinstance(outputs, torch.Tensor) else outputs.loss
+        if isinstance(outputs, torch.Tensor):
+            results, loss = outputs, outputs.square().mean()
+        else:
+            results, loss = outputs[:2] if isinstance(outputs, tuple) else (outputs, outputs.loss)
         if how.history != "no":
-            history.append(outputs.mean().item() if how.history == "numbers" else outputs.detach())
+            history.append(results.mean().item() if how.history == "numbers" else results.detach())
+        del results
         if not how.keeps:
             del outputs
         loss.backward()
@@ -258,6 +316,15 @@ def compared(before: dict[str, Any], row: dict[str, Any], after: Any) -> dict[st
     return {**found, "torch_peaks": torches}
 
 
+def others(file: Path, programs: list[str]) -> list[dict[str, Any]]:
+    """The file's rows of other programs, if they were measured with this torch."""
+    if not file.exists():
+        return []
+    found = json.loads(file.read_text())
+    same = found["torch"] == torch.__version__
+    return [row for row in found["rows"] if same and row["program"] not in programs]
+
+
 def main() -> int:
     """Runs the programs, or one of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -271,10 +338,11 @@ def main() -> int:
         name, how = options.one
         print(json.dumps(train(PROGRAMS[name], How(**json.loads(how)), options.device)))
         return 0
-    began, rows = time.monotonic(), []
+    began = time.monotonic()
     machine = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     options.out.mkdir(parents=True, exist_ok=True)
     where = options.out / f"advice-{machine.lower().replace(' ', '-')}.json"
+    rows = others(where, options.programs)
     for name in options.programs:
         for row in rows_of(name, options.device):
             rows.append(row)
@@ -286,7 +354,7 @@ def main() -> int:
             "date": datetime.now(timezone.utc).date().isoformat(),
             "machine": machine,
             "torch": torch.__version__,
-            "rows": rows,
+            "rows": sorted(rows, key=lambda row: [*PROGRAMS].index(row["program"])),
             "seconds": round(time.monotonic() - began),
         }
         where.write_text(json.dumps(document, indent=1) + "\n")

@@ -281,6 +281,7 @@ META_KEYS = [
     "ddp_buckets",
     "ddp_hooked",
     "frozen_modules",
+    "unstepped",
     "renamed",
     "device_memory",
     "phase_times",

@@ -167,6 +167,105 @@ def test_an_encoder_in_a_sequential_is_checkpointed_by_its_layers() -> None:
     assert abs(row.peak_after - after.peak.bytes) <= 0.01 * after.peak.bytes
 
 
+class KeepsItsEmbedding(nn.Module):
+    """The first result stays in a variable as long as the forward runs."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.embed, self.drop = nn.Linear(32, 128), nn.Dropout(0.1)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(128, 4, 512, batch_first=True) for _ in range(layers)
+        )
+        self.head = nn.Linear(128, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.embed(x)
+        y = self.drop(first + 1)
+        for layer in self.layers:
+            y = layer(y)
+        result: torch.Tensor = self.head(y)
+        return result
+
+
+@pytest.mark.parametrize("layers", [2, 5, 12][: by_tier(2, 2, 3)])
+def test_a_variable_of_the_forward_is_not_taken_for_an_input(layers: int) -> None:
+    def run(code: str) -> Any:
+        torch.manual_seed(0)
+        model = KeepsItsEmbedding(layers)
+        paste(code, model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        with pytracer.trace(model, optimizer, devices="cpu", table=False) as t:
+            for _ in range(3):
+                model(torch.randn(16, 64, 32)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return t
+
+    before = run("")
+    (row,) = rows_of(before, "trade").itertuples()
+    after = run(row.code)
+    assert abs(row.peak_after - after.peak.bytes) <= 0.001 * after.peak.bytes
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("caches", [True, False])
+@pytest.mark.parametrize("holds", [True, False])
+@pytest.mark.parametrize("kind", ["GPT2", "Llama"])
+def test_checkpoints_of_transformers_turn_its_cache_off(
+    kind: str, holds: bool, caches: bool
+) -> None:
+    """A cache of keys and values that the output holds, too."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
+    config = getattr(transformers, f"{kind}Config")(
+        **sizes, vocab_size=1000, use_cache=caches, bos_token_id=0, eos_token_id=1
+    )
+
+    def run(*, checkpoints: bool) -> Any:
+        torch.manual_seed(0)
+        model = getattr(transformers, "GPT2LMHeadModel" if kind == "GPT2" else "LlamaForCausalLM")(
+            config
+        ).train()
+        if checkpoints:
+            model.gradient_checkpointing_enable()
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        with pytracer.trace(model, optimizer, devices="cpu", table=False) as t:
+            for _ in range(3):
+                words = torch.randint(0, 1000, (4, 64))
+                out = model(input_ids=words, labels=words)
+                loss = out.loss
+                if not holds:
+                    del out
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return t
+
+    before, after = run(checkpoints=False), run(checkpoints=True)
+    rows = before.advice()
+    (row,) = rows[rows.change.str.contains("gradient_checkpointing_enable")].itertuples()
+    assert abs(row.peak_after - after.peak.bytes) <= 0.01 * after.peak.bytes
+    assert all(row.kind in ("trade", "noticed") for row in after.advice().itertuples())
+
+
+def layer_by_layer() -> Any:
+    """Each layer has an optimizer, and is trained before the next; its last gradients stay."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(512, 512) for _ in range(3)]
+    optimizers = [torch.optim.Adam(layer.parameters(), fused=True) for layer in layers]
+    with pytracer.trace(devices="cpu", table=False) as t:
+        for layer, optimizer in zip(layers, optimizers, strict=True):
+            for _ in range(4):
+                optimizer.zero_grad()
+                layer(torch.randn(64, 512)).square().mean().backward()
+                optimizer.step()
+    return t
+
+
+def test_gradients_that_an_optimizer_uses_are_not_said_to_be_unused() -> None:
+    assert "requires_grad_(False)" not in " ".join(layer_by_layer().advice().change)
+
+
 def test_all_changes_together_are_not_the_sum_of_them() -> None:
     sick = Made(keeps_logits=True, gelu_by_hand=True)
     t, mended = traced(sick), traced(replace(sick, keeps_logits=False, gelu_by_hand=False))

@@ -82,6 +82,21 @@ def test_a_table_is_still_an_ordinary_dataframe_that_can_be_changed() -> None:
     assert "nothing" in table._repr_html_()
 
 
+def test_advice_is_a_list_in_a_terminal_and_a_table_to_pandas(recorded: Any) -> None:
+    advice = recorded.advice()
+    assert str(advice) == repr(advice)
+    assert "  saves 1.33 GiB" in str(advice)
+    assert "use_reentrant=False" in str(advice)
+    advice.loc[0, "change"] = "Do something else."
+    assert "Do something else. Price" in str(advice)
+    del advice["price"]
+    assert "peak_after" in str(advice)
+    again = pickle.loads(pickle.dumps(recorded.advice()))
+    for table in (recorded.advice().copy(), recorded.advice().head(1), again):
+        assert "The peak is" not in str(table)
+        assert table.equals(recorded.advice().head(len(table)))
+
+
 def test_names_of_a_program_are_no_markup() -> None:
     b = TraceBuilder()
     with b.module("<script>alert(1)</script>"), b.op("aten::mm"):

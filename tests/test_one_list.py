@@ -14,7 +14,7 @@ import pytracer
 from programs.hints import kept, sick
 from pytracer.basics.units import size_text
 from pytracer.cli import main
-from pytracer.export import advice_text
+from pytracer.export import advice_text, terminal
 from pytracer.export.terminal import Terminal
 from tests.browser import browser_page
 
@@ -154,6 +154,7 @@ def test_all_places_say_the_same_changes(
 
     whole = plain(re.sub(r"\n\n    .*?(?=\n\S|\n  \S|\Z)", "", advice_text.text(t, Terminal(100))))
     assert in_order([row["change"].replace("`", "") for row in rows], whole) or not rows
+    assert str(t.advice()) == advice_text.text(t, terminal.plain())
 
 
 def test_memory_that_ran_out_is_not_said_to_need_no_change() -> None:

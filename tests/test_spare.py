@@ -3,6 +3,7 @@
 import contextlib
 import io
 import random
+import runpy
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from pytracer import trace
+from pytracer.capture.looking import INSTALLED, packages_on
 from pytracer.capture.spare import read_later, spare_tensors
 from tests.tiers import by_tier
 
@@ -128,6 +130,56 @@ def found_by(text: str, folder: Path, **given: Any) -> dict[str, int]:
     return found
 
 
+ONLY_BEFORE = sys.version_info >= (3, 11)  # bytecode says of a function that it is called
+
+
+@pytest.mark.parametrize(
+    ("text", "is_spare"),
+    [
+        ("exec('y = 2')\nx = torch.ones(9)\nlook()", ONLY_BEFORE),
+        ("k = [*globals()]\nx = torch.ones(9)\nlook()", ONLY_BEFORE),
+        ("k = {n: globals()[n] for n in ['y']}\nx = torch.ones(9)\nlook()", ONLY_BEFORE),
+        (
+            "exec('y = 2')\ndef f(m): m.eval()\nx = torch.ones(9)\nlook()\nf(torch.nn.Tanh())",
+            ONLY_BEFORE,
+        ),
+        ("exec('y = 2')\nfor _ in '12':\n    x = torch.ones(9)\n    look()", ONLY_BEFORE),
+        ("exec('def f(): return y')\nx = torch.ones(9)\nlook()\nf()", ONLY_BEFORE),
+        ("def f():\n    eval('2')\n    x = torch.ones(9)\n    look()\nf()", ONLY_BEFORE),
+        (
+            "def f():\n    for _ in '12':\n        eval('y')\n        x = torch.ones(9)\n        look()\nf()",
+            False,
+        ),
+        ("for _ in '12':\n    exec('y = 2')\n    x = torch.ones(9)\n    look()", False),
+        ("exec('def f(): return x')\nx = torch.ones(9)\nlook()\nf()", False),
+        ("exec('def f(): return [x for _ in y]')\nx = torch.ones(9)\nlook()\nf()", False),
+        ("exec('class C:\\n  def f(self): return x')\nx = torch.ones(9)\nlook()\nC().f()", False),
+        ("exec('k = [lambda: x]')\nx = torch.ones(9)\nlook()\nk[0]()", False),
+        ("exec('def f(): return globals()')\nx = torch.ones(9)\nlook()\nf()['x']", False),
+        ("exec('e = eval')\nx = torch.ones(9)\nlook()\ne('x')", False),
+        ("e = [eval]\nx = torch.ones(9)\nlook()\ne[0]('x')", False),
+        ("g = globals()\nx = torch.ones(9)\nlook()\ng['x']", False),
+        ("g = [globals()]\nx = torch.ones(9)\nlook()\ng[0]['x']", False),
+        ("g = [globals() for _ in '1']\nx = torch.ones(9)\nlook()\ng[0]['x']", False),
+        ("def f(g):\n    look()\n    g['x']\nx = torch.ones(9)\nf(globals())", False),
+        ("x = torch.ones(9)\nk = [(globals()['x'], look()) for _ in '12']", False),
+        ("def f(g=globals()):\n    look()\n    g['x']\nx = torch.ones(9)\nf()", False),
+        ("exec('y = 2')\nx = torch.ones(9)\nlook()\nexec('print(x)')", False),
+        ("import builtins as b\nx = torch.ones(9)\nlook()\nb.eval('x')", False),
+    ],
+)
+def test_a_variable_is_spare_after_the_last_exec(text: str, is_spare: bool, tmp_path: Path) -> None:
+    """The text runs to its end: who reads the variable by name does it without an error."""
+    found, file = dict[str, int](), tmp_path / "program.py"
+
+    def look() -> None:
+        found.update((name, len(tensors)) for name, tensors in spare_tensors(sys._getframe(1)))
+
+    file.write_text(text)
+    runpy.run_path(str(file), {"look": look, "torch": torch, "y": "12"})
+    assert found == ({"x": 1} if is_spare else {})
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -173,6 +225,13 @@ def test_a_variable_is_spare_only_if_nothing_else_needs_its_tensor(
     text: str, expected: dict[str, int], tmp_path: Path
 ) -> None:
     assert found_by(text, tmp_path) == expected
+
+
+def test_packages_of_every_environment_are_no_code_of_the_program() -> None:
+    """An environment that sees another one's packages has two such folders on its path."""
+    path = ["", "/a/lib/python3.11/site-packages", "/usr/lib/python3/dist-packages", "/home/me", 3]
+    assert [*packages_on(path)] == path[1:3]
+    assert {f"{folder}/" for folder in packages_on(sys.path)} <= {*INSTALLED}
 
 
 def test_a_variable_of_a_notebook_is_not_spare() -> None:

@@ -16,8 +16,8 @@ sys.path.insert(0, str(ROOT))
 from programs.conformance.cases import CASES  # noqa: E402
 from programs.conformance.engines import ON_A_GPU, PROGRAMS  # noqa: E402  the last to add its own
 from programs.conformance.programs import KEPT  # noqa: E402
-from programs.hints.methods import HEALTHY  # noqa: E402
 from programs.hints.one_step import ONE_STEP, traced  # noqa: E402
+from programs.hints.recipes import HEALTHY  # noqa: E402
 from programs.hints.reported import SICK  # noqa: E402
 from programs.hints.sick import Sick  # noqa: E402
 from pytracer.analysis.forecasts import changes  # noqa: E402

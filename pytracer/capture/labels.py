@@ -26,7 +26,7 @@ from pytracer.capture.looking import (
     parameters_of,
     submodules_of,
 )
-from pytracer.capture.spare import spare_tensors
+from pytracer.capture.spare import OtherReaders, spare_tensors
 from pytracer.data import schema
 from pytracer.data._native import C
 
@@ -73,6 +73,7 @@ class Labels:
         self.renamed: dict[str, str] = {}
         self._optimizers: list[_Optimizer] = []
         self._optimizers_met = 0
+        self._readers = OtherReaders()
         self._has_16_bits = False  # a module has 16-bit parameters: optimizers may have masters
 
     # ---------------------------------------------------------------- modules
@@ -220,7 +221,7 @@ class Labels:
 
     def note_spare(self, frame: FrameType | None) -> None:
         """Labels tensors that the program could let go of, with the variable that keeps them."""
-        for name, tensors in spare_tensors(frame):
+        for name, tensors in spare_tensors(frame, self._readers):
             labels = [C.label_of(_UNKNOWN, "spare", name, tensor) for tensor in tensors]
             C.label_tensors(tensors, labels)
 
@@ -257,6 +258,15 @@ class Labels:
             if trained and not any(trained):
                 names.append(self._known_name(module))
         return names
+
+    def unstepped(self) -> list[str]:
+        """Returns the names of parameters with a gradient that no known optimizer has."""
+        stepped = {id(parameter) for one in self._optimizers for parameter in one.parameters()}
+        if not stepped or not C.status()["may_read_gradients"]:
+            return []
+        left = (one for one in parameters_of(self._living_roots()) if id(one) not in stepped)
+        with_gradient = [one for one in left if C.gradient_of(one) is not None]
+        return [*dict.fromkeys(map(self.parameter_name, with_gradient))]
 
     def _label(self, optimizers: Iterable["_Optimizer"]) -> None:
         self.label_workspaces()

@@ -5,6 +5,7 @@ Its contents are read where Python and torch keep them, so no override of the pr
 """
 
 import os
+import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,6 +16,15 @@ import torch
 from pytracer.data._native import HERE, C
 
 T = TypeVar("T")
+
+
+def packages_on(path: Iterable[object]) -> Iterator[str]:
+    """The folders on Python's path that packages are installed in: an environment may see another's."""
+    for folder in path:
+        if isinstance(folder, str) and Path(folder).name in ("site-packages", "dist-packages"):
+            yield folder
+
+
 # The folders of torch, of pytracer, of Python and of installed packages.
 INSTALLED = tuple(
     {
@@ -23,6 +33,7 @@ INSTALLED = tuple(
             str(Path(torch.__file__).parent),
             str(HERE),
             *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+            *packages_on(sys.path),
         )
     }
 )

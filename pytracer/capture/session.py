@@ -132,6 +132,7 @@ class Session:
             "ddp_hooked": [],
             "roots": {},
             "frozen_modules": [],
+            "unstepped": [],
             "renamed": {},
             "variables": [],
         }
@@ -257,6 +258,7 @@ class Session:
             "ddp_hooked": sorted(labels.hooked_buckets),
             "roots": labels.root_names,
             "frozen_modules": C.quietly(labels.frozen_modules) or [],
+            "unstepped": C.quietly(labels.unstepped) or [],
             "renamed": labels.renamed,
         }
         self._learn_about_job()

@@ -1,5 +1,6 @@
 """Makes DataFrames. Only this module imports pandas, and only when a table is asked for."""
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,34 @@ def of_columns(
 def joined(tables: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
     """Returns the rows of all tables, which have the same columns."""
     return _pandas().concat(tables, ignore_index=True)
+
+
+def shown_as(
+    table: "pd.DataFrame",
+    html: Callable[["pd.DataFrame"], str],
+    text: Callable[["pd.DataFrame"], str] | None = None,
+) -> "pd.DataFrame":
+    """Returns the table, which a notebook shows in this way, and a terminal, too, if there is a text.
+
+    What is shown is read from the table at that moment, so that later changes are seen. Copies and
+    slices of it are ordinary tables, which pandas shows.
+    """
+    plain = _pandas().DataFrame
+
+    class Shown(plain):  # type: ignore[misc, valid-type]  # pandas has no types
+        _repr_html_ = html
+        __repr__ = plain.__repr__ if text is None else text
+        _constructor = plain
+
+        def equals(self, other: object) -> bool:
+            return bool(plain(self).equals(other))
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return copy.copy, (self.copy(),)
+
+    shown = Shown(table)
+    shown.attrs = table.attrs
+    return shown
 
 
 def _pandas() -> Any:

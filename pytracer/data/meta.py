@@ -214,6 +214,7 @@ class Meta(NamedTuple):
     ddp_hooked: tuple[int, ...]  # those that a communication hook gets
     roots: Roots
     frozen_modules: frozenset[str]
+    unstepped: frozenset[str]  # parameters with a gradient that no optimizer has
     renamed: Mapping[str, str]
     device_memory: DeviceMemory
     phase_times: PhaseTimes
@@ -266,6 +267,7 @@ def read(document: Mapping[str, Any]) -> Meta:
         ddp_hooked=_each(int, get("ddp_hooked")),
         roots=roots_of(document),
         frozen_modules=frozenset(_each(str, get("frozen_modules"))),
+        unstepped=frozenset(_each(str, get("unstepped"))),
         renamed=_values(str, get("renamed")),
         device_memory=_device_memory(_mapping(get("device_memory"))),
         phase_times=_phase_times(_mapping(get("phase_times"))),

@@ -1,7 +1,7 @@
 """The list of changes as text. Every place that shows changes has its words from here."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytracer.analysis.facts import usage
 from pytracer.analysis.forecasts import changes
@@ -9,7 +9,10 @@ from pytracer.analysis.forecasts.changes import Change
 from pytracer.basics.units import size_text
 from pytracer.data import meta
 from pytracer.data.recorded import Trace
-from pytracer.export.terminal import BOLD, GREEN, Terminal
+from pytracer.export.terminal import BOLD, GREEN, Terminal, plain
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 HEADS = {
     "mistake": "Mistakes",
@@ -55,7 +58,25 @@ def text(loaded: Any, terminal: Terminal) -> str:
     """The list for this terminal."""
     trace, peak = loaded.data, loaded.peak
     found = changes.changes(trace, peak.device)
-    lines = [f"The peak is {size_text(peak.bytes)}."]
+    return _listed(found, together(trace, peak.device), peak.bytes, terminal)
+
+
+def of_table(table: "pd.DataFrame") -> str:
+    """The list as `t.advice()` prints it: from its rows, so that those which are left are shown."""
+    columns = [name for name in Change.__dataclass_fields__ if name != "edit"]
+    if not {*columns} <= {*table.columns}:
+        return str(table.to_string())
+    rows = []
+    for row in table[columns].to_dict("records"):
+        of_row: dict[str, Any] = {k: None if str(v) == "<NA>" else v for k, v in row.items()}
+        rows.append(Change(**of_row))
+    peak = table.attrs["peak"]
+    after = table.attrs["peak_after_all"] if len(rows) > 1 else None
+    return _listed(rows, _together(after, peak), peak, plain())
+
+
+def _listed(found: list[Change], together: str, peak: int, terminal: Terminal) -> str:
+    lines = [f"The peak is {size_text(peak)}."]
     if not found:
         none = f"{lines[0]} No change is known that lowers it by a hundredth."
         return "\n".join(terminal.wrap(none))
@@ -65,8 +86,8 @@ def text(loaded: Any, terminal: Terminal) -> str:
         for i, row in enumerate(rows):
             lines += [""] if i and rows[i - 1].code else []  # the code ends there
             lines += _row(row, terminal)
-    if sentence := together(trace, peak.device):
-        lines += ["", *terminal.wrap(sentence)]
+    if together:
+        lines += ["", *terminal.wrap(together)]
     return "\n".join(lines)
 
 
@@ -74,10 +95,13 @@ def together(trace: Trace, device: str) -> str:
     """What all mistakes and free savings do together; "" if there is one change, or none."""
     if len(changes.changes(trace, device)) < 2:
         return ""
-    after = changes.together(trace, device)
-    if after < usage.peak(trace, device).bytes:
-        return f"All mistakes and free savings together: the peak is {size_text(after)}."
-    return ""
+    return _together(changes.together(trace, device), usage.peak(trace, device).bytes)
+
+
+def _together(after: int | None, peak: int) -> str:
+    if after is None or after >= peak:
+        return ""
+    return f"All mistakes and free savings together: the peak is {size_text(after)}."
 
 
 def _row(row: Change, terminal: Terminal) -> list[str]:

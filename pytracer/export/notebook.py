@@ -126,15 +126,6 @@ def costs(table: "pd.DataFrame") -> str:
     return _of_frame(with_names, {name: Column(name, _name, "path"), **columns}, note)
 
 
-def shows_itself(table: "pd.DataFrame", show: Callable[["pd.DataFrame"], str]) -> "pd.DataFrame":
-    """The table, which a notebook shows in this way. Copies and slices of it are shown by pandas.
-
-    What is shown is read from the table at that moment, so that later changes are seen.
-    """
-    object.__setattr__(table, "_repr_html_", partial(show, table))
-    return table
-
-
 # ---------------------------------------------------------------- answers
 
 

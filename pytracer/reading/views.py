@@ -298,20 +298,21 @@ class Views:
         `saves` and `peak_after` are what a replay of the trace's requests with that change shows;
         NA where no replay shows it. `enough` says whether a change makes room for the allocation that
         failed, if one did. `attrs["peak_after_all"]` is the peak after all mistakes and
-        free savings together, which is not the sum of them.
+        free savings together, which is not the sum of them. `print()` shows it as a list.
         """
         from pytracer.analysis.facts import usage
         from pytracer.analysis.forecasts import changes
         from pytracer.data import frames
-        from pytracer.export import notebook
+        from pytracer.export import advice_text, notebook
 
         device = usage.main_device(self.data)
         columns = [name for name in changes.Change.__dataclass_fields__ if name != "edit"]
         rows = changes.changes(self.data, device)
         frame = frames.of_rows(rows, columns)
         frame = frame.astype({"saves": "Int64", "peak_after": "Int64", "enough": "boolean"})
+        frame.attrs["peak"] = self.peak.bytes
         frame.attrs["peak_after_all"] = changes.together(self.data, device) if rows else None
-        return notebook.shows_itself(frame, notebook.advised)
+        return frames.shown_as(frame, notebook.advised, advice_text.of_table)
 
     def check(self, **limits: int | str) -> "list[Exceeded]":
         """Returns the limits that the trace exceeds; an empty list if all hold.
@@ -351,9 +352,10 @@ class Views:
             by: "module", "op" or "class": the rows of the table.
         """
         from pytracer.cost import table as cost_table
+        from pytracer.data import frames
         from pytracer.export import notebook
 
-        return notebook.shows_itself(cost_table.frame(self.data, by), notebook.costs)
+        return frames.shown_as(cost_table.frame(self.data, by), notebook.costs)
 
     def health(self) -> "pd.DataFrame":
         """Returns everything that the recording lost or could not see, each with advice.
@@ -503,6 +505,7 @@ class Views:
             steps: a step of this trace and one of the other: `t.diff(steps=(0, 2))`.
         """
         from pytracer.analysis.answers import diff
+        from pytracer.data import frames
         from pytracer.export import notebook
 
         if other is None and steps is None:
@@ -514,7 +517,7 @@ class Views:
             )
         after = self.data if other is None else other.data
         table = diff.frame(diff.diff(self.data, after, by, at, steps))
-        return notebook.shows_itself(table, notebook.changed)
+        return frames.shown_as(table, notebook.changed)
 
     def _repr_html_(self) -> str:
         """Shows the table, a picture, and the report in a sandboxed frame, in a notebook."""

@@ -12,8 +12,8 @@ import torch
 
 from programs.conformance.cases import CASES, make
 from programs.conformance.techniques import TECHNIQUES
-from programs.hints.methods import HEALTHY
 from programs.hints.one_step import ONE_STEP, traced
+from programs.hints.recipes import HEALTHY, OF_TRL
 from programs.hints.reported import SICK, names
 from pytracer import trace
 from pytracer.analysis.forecasts import changes
@@ -32,6 +32,8 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", HEALTHY)
 def test_nothing_is_found_in_a_healthy_program(name: str, tmp_path: Path) -> None:
+    if name in OF_TRL:
+        pytest.importorskip("trl")
     assert HEALTHY[name](tmp_path).findings().to_dict("records") == []
 
 

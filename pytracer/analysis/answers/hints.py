@@ -216,7 +216,10 @@ def _mistakes(now: _Situation) -> Iterator[Hint]:
         known = {(row.kind, row.line, row.module) for row in rows}
         then = findings.in_vain(now.moment)
         rows = [row for row in then if (row.kind, row.line, row.module) not in known]
-    yield from _as_hints(rows, MISTAKE)
+    for row in rows:
+        # Gradients of the last step may stay by choice; a replay shows what it costs.
+        kind = FREE if row.kind == "late_zero_grad" else MISTAKE
+        yield from _as_hints([row], kind)
 
 
 def said(row: Finding) -> str:
@@ -389,11 +392,14 @@ def _copied_into_buckets(trace: Trace) -> Edit:
 
 
 def _gradients_that_stay(now: _Situation) -> Iterator[Hint]:
-    """Gradients of a model that nothing drops, while those of another are dropped in each step."""
+    """Gradients that no optimizer uses and nothing drops, while others are dropped in each step."""
     alloc, ends = allocations(now.trace), timelines.timeline(now.trace).step_ends
     own = (alloc.category == CATEGORY["gradients"]) & (alloc.role != ROLE["bucket"])
     stays = own & now.at_peak & (alloc.end < 0) & (alloc.step >= 0)
     stays &= alloc.step + _LONG_LIVED <= len(ends)
+    strings, unstepped = now.trace.strings, meta.of(now.trace).unstepped
+    unused = np.array([strings[row] in unstepped for row in sanitized.labels(now.trace).name])
+    stays &= unused[alloc.label]
     if not stays.any() or not (own & (alloc.end >= 0)).any():
         return
     keeper = keeper_of(now.moment, stays, kinds(now.trace))
@@ -401,7 +407,7 @@ def _gradients_that_stay(now: _Situation) -> Iterator[Hint]:
         amount = int(alloc.requested_bytes[stays].sum())
         yield Hint(
             f"{size_text(amount)} are gradients of `{keeper.name}`, which nothing drops from step to "
-            f"step: {keeper.name}.requires_grad_(False), if no optimizer uses them, makes none.",
+            f"step: {keeper.name}.requires_grad_(False), if nothing uses them, makes none.",
             amount,
             FREE,
             Edit(stays),

@@ -69,7 +69,8 @@ def together(trace: Trace, device: str) -> int:
 def _replayed(trace: Trace, device: str, peak: int, one: Hint, failed: Failure | None) -> Change:
     after, price, code = None, one.price, ""
     broken = None if failed is None else failed.moment.step
-    plan = checkpoint_plans.of_layers(trace, device, one.modules, broken)
+    by_framework = bool(hints.words_of_framework(trace, "checkpoint"))
+    plan = checkpoint_plans.of_layers(trace, device, one.modules, broken, caches=not by_framework)
     if plan is not None:
         after = plan.peak
         price = f"a step takes {plan.time_ratio:.2f} times as long"
@@ -85,6 +86,6 @@ def _replayed(trace: Trace, device: str, peak: int, one: Hint, failed: Failure |
             saves, after = freed, None
         if enough is None and failed.missing is not None:
             enough = freed >= failed.missing
-    if one.modules and saves and not hints.words_of_framework(trace, "checkpoint"):
+    if one.modules and saves and not by_framework:
         code = checkpoint_plans.code_in(trace, plan.modules if plan else one.modules)
     return Change(one.kind, one.text, saves, after, price, one.numbers, code, enough, one.edit)

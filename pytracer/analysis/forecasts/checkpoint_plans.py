@@ -206,15 +206,19 @@ def plan(
 
 
 def of_layers(
-    trace: Trace, device: str, layers: Iterable[str], but: int | None = None
+    trace: Trace, device: str, layers: Iterable[str], but: int | None = None, *, caches: bool = True
 ) -> Plan | None:
     """The plan that checkpoints these layers, as far as that is possible.
 
     It is replayed in the steps with the highest peaks but for one, and without an allocator.
+    Without `caches`, the way to checkpoint turns them off.
     """
     wanted = frozenset(in_code(name) for name in layers)
-    work = Work(trace, device, Part(wanted, tallest_steps(trace, device, but))) if wanted else None
-    if work is None or not work.units:
+    if not wanted:
+        return None
+    part = Part(wanted, tallest_steps(trace, device, but))
+    work = Work(trace, device, part, caches=caches)
+    if not work.units:
         return None
     chosen = tuple(work.units)
     return Plan(chosen, work.peak(chosen), None, work.time_ratio(chosen), fits=True)

@@ -34,7 +34,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,10 +53,6 @@ from pytracer.data import meta
 from pytracer.data.model_names import in_code, module_text
 from pytracer.data.recorded import Trace
 from pytracer.data.schema import CATEGORY, I64, PHASE, ROLE, Mask
-
-if TYPE_CHECKING:
-    pass
-
 
 _ALL_PLANS_OF = 8  # candidates: 256 plans
 _MOST_COUNTS = 128  # of modules, in an order of more candidates than that
@@ -131,8 +127,14 @@ class Unit:
 class Work:
     """The facts about one trace that plans need, and its plans; or about a part of it."""
 
-    def __init__(self, trace: Trace, device: str, part: Part | None = None) -> None:
-        self.trace, self.device, self.part = trace, device, part
+    def __init__(
+        self, trace: Trace, device: str, part: Part | None = None, *, caches: bool = True
+    ) -> None:
+        """Without `caches`, what layers add to a cache ends with their backward.
+
+        transformers' own checkpoints turn its cache of keys and values off.
+        """
+        self.trace, self.device, self.part, self.caches = trace, device, part, caches
         self.alloc = allocations(trace)
         self.tree = scopes.tree(trace)
         self.own = usage.on_device(trace, device)
@@ -295,17 +297,20 @@ class Work:
         copied = kept[copies]
         freed_by = tree.forward[tree.node[self.moments.freed_scope[saved]]]
         returned = call_of[freed_by] != call
+        cached = np.zeros(len(saved), np.bool_) if self.caches else returned & (freed_by == 0)
         alive = own[self.end[own] >= left]
         if len(alive):
             # The result was made last, except for the few bytes that a norm keeps beside it.
             sized = alive[self.size[alive] * _BESIDE >= self.size[alive].max()]
-            returned |= saved == sized[alloc.start[sized].argmax()]
+            result = saved == sized[alloc.start[sized].argmax()]
+            returned, cached = returned | result, cached & ~result
         within = saved[returned & (call_of[freed_by] == call)]
-        saved = saved[~returned]
+        cached, saved = saved[cached], saved[~returned]
         if len(saved) == 0:
             return
         over = int(self.end[saved].max())  # only then is the checkpoint itself freed
         self._keep_input(edits, call, over)
+        saved = np.concatenate([saved, cached])
         root = self._root_end(call)
         last = int(alloc.start[np.concatenate([saved, copied])].max())
         for k in saved.tolist():
@@ -324,7 +329,7 @@ class Work:
             begins = int(alloc.start[k]) * 2 - _LAST // 2
             edits.add(first, begins, _ALLOC, k, True, int(self.size[k]))
             if k in remade:
-                self._free_remade(edits, k)
+                self._free_remade(edits, k, over)
             else:
                 ends = min(int(self.end[k]), last + 1) * 2 + 1 - _LAST // 2
                 edits.add(first, ends, _FREE, k, True, -int(self.size[k]))
@@ -349,7 +354,7 @@ class Work:
                 edits.add(
                     first, int(self.alloc.start[k]) - _LAST // 2, _ALLOC, k, True, self._size(k)
                 )
-                self._free_remade(edits, k)
+                self._free_remade(edits, k, int(self.end[k]))
         for k in within.tolist():
             edits.add(first, int(self.alloc.start[k]) - _LAST // 2, _ALLOC, k, True, self._size(k))
             edits.add(int(self.end[k]), 0, _FREE, k, True, -self._size(k))
@@ -360,10 +365,14 @@ class Work:
     def _size(self, k: int) -> int:
         return int(self.size[k])
 
-    def _free_remade(self, edits: _Edits, k: int) -> None:
-        """Frees a remade block where the recorded one ended, or before its node's bias sum."""
+    def _free_remade(self, edits: _Edits, k: int, over: int) -> None:
+        """Frees a remade block where the recorded one ended, or before its node's bias sum.
+
+        A block that a cache kept ends with the call's backward, which is then over.
+        """
         end, size = int(self.end[k]), int(self.size[k])
         used = self._bias_sums.get(int(self.tree.node[self.moments.freed_scope[k]]), end)
+        used = min(used, over)
         edits.add(used, 0, _FREE, k, True, -size if used < end else 0)
         if used < end:
             edits.add(end, 3, -1, k, False, size)  # the recorded free subtracts it there again
@@ -417,8 +426,9 @@ class Work:
     def _keep_input(self, edits: _Edits, call: int, over: int) -> None:
         """Adds the events by which a checkpoint keeps the module's input.
 
-        The trace does not show which block is the input. It is assumed to be the largest live block
-        that the model's call has made and that nothing else keeps as long.
+        The trace does not show which block is the input. Of the live blocks that the model's call
+        has made, it is assumed to be the last of those that are as large as the largest that
+        nothing else keeps as long.
         """
         alloc, ticks = self.alloc, self.trace.events.ticks
         begins = int(np.searchsorted(ticks, self.tree.begin[call]))
@@ -426,11 +436,15 @@ class Work:
         earliest = int(np.searchsorted(ticks, self.tree.begin[self._root_of(call)]))
         first, last = np.searchsorted(self.starts, [earliest, begins])
         numbers = np.sort(self.by_start[first:last])
-        given = self.own[numbers] & (self.end[numbers] >= begins) & (self.end[numbers] < over)
-        numbers = numbers[given & (alloc.phase[numbers] == PHASE["forward"])]
-        if not len(numbers):
+        alive = self.own[numbers] & (self.end[numbers] >= begins)
+        numbers = numbers[alive & (alloc.phase[numbers] == PHASE["forward"])]
+        given = numbers[self.end[numbers] < over]
+        if not len(given):
             return  # kept anyway, or made before the forward, like a batch
-        k = int(numbers[self.size[numbers].argmax()])
+        as_large = numbers[self.size[numbers] == self.size[given].max()]
+        k = int(as_large[alloc.start[as_large].argmax()])
+        if self.end[k] >= over:
+            return
         edits.add(int(self.end[k]), 2, _ALLOC, k, True, int(self.size[k]))
         edits.add(over, 0, _FREE, k, True, -int(self.size[k]))
 
