@@ -29,8 +29,10 @@ _FIRST = (
     *("Two networks against each other", "Llama, FSDP2"),
 )
 _MOST_WRONG = 0.01
-# Without frames, a free does not tell whether a node or a reduction made it.
-_FREES_TELL = {"Llama, FSDP2": 0.05, "GPT-2, checkpointed": 0.03}
+# Lightning takes model and optimizer from the device as it ends: of these nothing is left to see.
+_TAKEN_AWAY = ("Classifier, Lightning",)
+# Its state is made anew in each step; what is older than the history may be anything.
+_MADE_ANEW = ("Classifier, own optimizer",)
 _LEAST_RIGHT = {
     "whole": (0.95, 0.9),
     "ring": (0.8, 0.85),
@@ -96,9 +98,9 @@ def hold(truth: Any, snapshot: dict[str, Any], name: str, folder: Path) -> None:
         for at, least in zip(("peak", "events"), _LEAST_RIGHT.get(kind, (0, 0)), strict=True):
             case = (kind, at, found[at])
             assert found[at]["lost"] == 0, case
-            assert found[at]["right"] >= least, case
-            most = _FREES_TELL.get(name, 0) if kind == "alloc" else 0
-            assert found[at]["wrong"] <= max(most, _MOST_WRONG), case
+            loses = kind != "whole" and name in (*_TAKEN_AWAY, *_MADE_ANEW)
+            assert loses or found[at]["right"] >= least, case
+            assert found[at]["wrong"] <= _MOST_WRONG, case
 
 
 def recorded(name: str) -> dict[str, Any]:
