@@ -333,6 +333,8 @@ def by_lightning(device: str) -> Any:
             enable_progress_bar=False,
             enable_model_summary=False,
         )
+        # Lightning would take the model from the device, and let go of cuBLAS's workspaces.
+        trainer.strategy.teardown = lambda: None  # type: ignore[method-assign]
         learner = Learner()
         trainer.fit(learner, torch.utils.data.DataLoader(data, batch_size=256))
     return trainer, learner

@@ -448,7 +448,10 @@ def _page_tables(folder: Path) -> str:
             if "error" not in (row := each[stacks])
         }
         head = f"{result['device']}, torch {result['torch']}, {result['date']}. "
-        head += f"The least right and the most wrong of {len(result['programs'])} programs, "
+        programs = sum(
+            all("error" not in row for row in each.values()) for each in result["programs"].values()
+        )
+        head += f"The least right and the most wrong of {programs} programs, "
         worst = "\n".join(_worst(kind, list(rows.values())) for kind in VARIANTS)
         each = "\n".join(_program(name, row["whole"]) for name, row in rows.items())
         ruled = "\n".join(_rules(list(rows.values())))

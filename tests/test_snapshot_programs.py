@@ -33,12 +33,13 @@ _MOST_WRONG = 0.01
 def is_shown(plan: Plan, kind: str) -> bool:
     """Whether docs/snapshots.md says nothing of what this program does under "may be wrong".
 
-    A trace has no stacks of frees, so the oracle cannot tell what a hook frees.
+    A trace has no stacks of frees, so the oracle cannot tell what a hook frees. To a trace, the
+    gradient of a reentrant checkpoint's input is a gradient; a snapshot does not show that.
     """
     older = kind in ("ring", "built", "late") and plan.averages
     shared = kind == "oom" and "twice the same" in plan.layers
-    penalty = plan.backward == "of a penalty"
-    return plan.gradients in ("stay", "a hook looks") and not (older or shared or penalty)
+    again = plan.backward == "of a penalty" or "reentrant" in plan.recomputes
+    return plan.gradients in ("stay", "a hook looks") and not (older or shared or again)
 
 
 class Quiet(Says):

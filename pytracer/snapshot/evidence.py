@@ -28,12 +28,13 @@ A block that no rule holds for stays unknown.
 |                 | repeated              | the same, without frames, of no gradient's size, and  |
 |                 |                       | at least four of its size; where state came later     |
 |                 | autocast_copy         | before a product's result, half as large as a weight, |
-|                 |                       | the first of several or larger than no input          |
+|                 |                       | the first of several, or of no input's size; with     |
+|                 |                       | C++'s frames: autocast's, and outlives an evaluation  |
 | unknown         | maybe_a_copy          | the same, and it may be a copy of the input           |
 | inputs          | batch                 | made before a model's call, there as it begins, and   |
 |                 |                       | dropped within a step or replaced by the next but one |
 | functional      | kv_cache              | made by a cache of keys and values, kept              |
-|                 | output                | made in an evaluation, kept until after it            |
+|                 | output                | the last that an evaluation makes and does not drop   |
 | graph_pools     | graph                 | in a private pool                                     |
 | activations     | recomputed            | made as a forward runs again, alive after it          |
 | unknown         | maybe_recomputed      | the same, if the history does not say when it is over |
@@ -86,6 +87,7 @@ class Decided:
 
     category: U8
     evidence: NDArray[np.object_]
+    lacks: list[str]  # why blocks at the peak are unknown, that of the most bytes first
 
 
 def decide(events: Rows, parents: U32, shown: Shown, doing: Doing, before: int) -> Decided:
@@ -104,9 +106,32 @@ def decide(events: Rows, parents: U32, shown: Shown, doing: Doing, before: int) 
         facts.choose(rule(facts), category, evidence)
     _temporaries(facts)
     _like_other_steps(facts)
-    found = Decided(np.zeros(len(events), np.uint8), np.full(len(events), "", object))
+    none = np.zeros(len(events), np.uint8), np.full(len(events), "", object)
+    found = Decided(*none, _lacks(facts))
     found.category[lives.made], found.evidence[lives.made] = facts.category, facts.evidence
     return found
+
+
+def _lacks(facts: Facts) -> list[str]:
+    lives = facts.lives
+    sizes = lives.bytes.astype(np.int64)
+    change = np.zeros(facts.count + 1, np.int64)
+    np.add.at(change, lives.made, sizes)
+    np.add.at(change, lives.freed, -sizes)
+    peak = int(np.cumsum(change[:-1]).argmax()) if facts.count else 0
+    unknown = (lives.made <= peak) & (lives.freed > peak) & (facts.category == 0)
+    was_full = bool((facts.old & (lives.stack != 0)).any())
+    reasons = (
+        ("ring" if was_full else "beginning", facts.old),
+        ("frees", facts.doubtful & (not facts.frees_tell)),
+        ("end", facts.unfinished & facts.forever),
+        ("", unknown),
+    )
+    weight: dict[str, int] = {}
+    for name, where in reasons:
+        weight[name] = int(sizes[unknown & where].sum())
+        unknown &= ~where
+    return sorted((name for name in weight if weight[name]), key=lambda name: -weight[name])
 
 
 # ---------------------------------------------------------------- rules
@@ -295,10 +320,17 @@ def _cached(facts: Facts) -> Mask:
 
 
 def _output(facts: Facts) -> Mask:
-    """Made in an evaluation, and kept until after it, but not until a forward that is trained."""
+    """Kept until after an evaluation, and the last such block of it.
+
+    But not until a forward that is trained.
+    """
     lives, line = facts.lives, facts.line
     trained = np.sort(line.begin[line.kind[line.interval_of_run] == TRAINING])
-    found: Mask = (facts.kind == EVALUATION) & (facts.freed_kind == OTHER) & ~facts.forever
+    kept = (facts.kind == EVALUATION) & (facts.freed_interval != facts.interval)
+    last = np.full(len(line.kind) + 1, -1, np.int64)
+    np.maximum.at(last, facts.interval[kept], np.flatnonzero(kept))
+    kept &= last[facts.interval] == np.arange(len(kept))
+    found: Mask = kept & (facts.freed_kind == OTHER) & ~facts.forever
     return found & (facts.next(trained, lives.made) > lives.freed)
 
 

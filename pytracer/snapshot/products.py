@@ -22,11 +22,13 @@ def blas(facts: Facts) -> Mask:
         (facts.lives.bytes == _CUBLASLT) & facts.signed(stacks.CASTS) & _called_again(facts)
     )
     candidates &= facts.forever & ~facts.old & ~_is_born_again(facts)
+    # Generated code makes the result in one line, and calls the product in another.
+    call = np.where(facts.signed(stacks.GENERATED), -1, facts.call)
     seen: set[tuple[int, ...]] = set()
     for row in np.flatnonzero(candidates).tolist():
         engine = facts.activity[row] != FORWARD
         key = (int(facts.lives.bytes[row]), int(facts.lives.stream[row]), int(engine))
-        beside = row > 0 and facts.call[row] == facts.call[row - 1]
+        beside = row > 0 and call[row] == call[row - 1]
         beside &= row > 0 and facts.run[row] == facts.run[row - 1]
         if beside and key not in seen:
             seen.add(key)
@@ -71,9 +73,14 @@ def _is_born_again(facts: Facts) -> Mask:
 
 
 def autocast_copies(facts: Facts) -> Mask:
-    """Copies that are told from others by their size, or by their place in the call."""
+    """Copies that are told from others by their size, or by their place in the call.
+
+    Where there is no graph, a copy that is there after the forward is in the cache: of a weight.
+    """
     sure, _ = _casts(facts)
-    return sure
+    cached = facts.signed(stacks.COPIES) & (facts.kind == EVALUATION)
+    found: Mask = sure | (cached & (facts.freed_interval != facts.interval))
+    return found
 
 
 def maybe_autocast_copies(facts: Facts) -> Mask:

@@ -29,6 +29,8 @@ EXCHANGES = 1 << 8  # FSDP's buffers, a collective
 CLIPS = 1 << 9  # gradients are scaled or clipped
 REDUCES = 1 << 13  # FSDP reduces gradients to a shard
 NO_GRAPH = 1 << 14  # in a function that torch.no_grad() or inference_mode() decorates
+GENERATED = 1 << 15  # in code that torch.compile wrote
+COPIES = 1 << 16  # autocast copies into half precision (C++ frames)
 # Signs of the innermost frame of Python alone.
 BUCKETS = 1 << 10  # DistributedDataParallel makes its buckets
 CACHES = 1 << 11  # a cache of keys and values
@@ -59,6 +61,7 @@ _SIGNS_OF_FSDP = {
     "_init_sharded_param": BUILT,
     "foreach_all_gather": EXCHANGES,
     "foreach_reduce": EXCHANGES | REDUCES,
+    "post_backward": REDUCES,
 }
 _NATIVE = ("??", ".cpp", ".cc", ".c", ".cu", ".cuh", ".h", ".hpp", ".o", ".S", ".so")
 
@@ -73,12 +76,16 @@ def signs_of_frame(file: str, name: str) -> int:
     if not is_python(file):
         if "AccumulateGrad::apply" in name:
             return ACCUMULATES
+        if "autocast::cached_cast" in name:
+            return COPIES
         return BLAS if any(call in name for call in _BLAS_CALLS) else 0
     word = name.rpartition(".")[2]
     if file.endswith(_PRODUCTS) and word in ("forward", "_conv_forward"):
         return CASTS
     if file.endswith("transformers/cache_utils.py"):
         return CACHES
+    if "torchinductor_" in file:
+        return GENERATED
     if file.endswith(_LOADERS) and word != "forward":
         return LOADED
     return _signs_of_torchs(file, word)
@@ -115,6 +122,8 @@ def activity_of_frame(file: str, name: str, *, outermost: bool) -> int:
         return FORWARD
     if file.endswith("torch/utils/checkpoint.py") and name.endswith("recompute_fn"):
         return FORWARD
+    if name.rpartition(".")[2] == "forward" and not is_torchs(file) and is_python(file):
+        return FORWARD  # a program may call it instead of the module
     if is_torchs_step(file, name):
         return OPTIMIZER
     # Around the step of each optimizer, also of one that the program wrote itself.
@@ -202,7 +211,8 @@ def shown(stacks: Rows, strings: list[str]) -> Shown:
             activity[row] = NOTHING if own == UNCLEAR else own
         if activity[row] == FORWARD and in_engine[row]:
             activity[row] = RECOMPUTE
-        calls[row] = own == FORWARD
+        forward = strings[function].rpartition(".")[2] == "forward"
+        calls[row] = own == FORWARD and not forward
         above = int(python[parent])
         # C++'s frames may differ where Python's are the same: the first such row stands for all.
         frame = (above, file, function, lines[row])
@@ -211,8 +221,7 @@ def shown(stacks: Rows, strings: list[str]) -> Shown:
         through = not pythons or strings[file].endswith(_BETWEEN)
         signs[row] = (inherited if through else inherited & ~_OWN) | own_signs
         module[row] = module[parent]
-        call[row] = python[row] if own == FORWARD else call[parent]
-        forward = strings[function].rpartition(".")[2] == "forward"
+        call[row] = python[row] if calls[row] else call[parent]
         # The frame in a call is the module's own, or a decorator's until its forward comes.
         named[row] = named[parent] and not calls[row]
         if pythons and not calls[row] and call[row] and (calls[above] or forward > named[row]):
