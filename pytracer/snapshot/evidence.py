@@ -471,11 +471,22 @@ RULES: tuple[tuple[str, str, Callable[[Facts], Mask]], ...] = (
 
 def _temporaries(facts: Facts) -> None:
     within = (facts.freed_interval == facts.interval) & ~facts.old & ~facts.forever
+    within &= ~_may_outlive_evaluation(facts)
     for kind, role in _PHASE_ROLES.items():
         here = within & (facts.kind == kind)
         if kind == OTHER:  # a batch may be made from it
             here &= _before_a_step(facts)
         facts.choose(here | (_in_unfinished(facts) & (facts.kind == kind)), "temporaries", role)
+
+
+def _may_outlive_evaluation(facts: Facts) -> Mask:
+    """Freed behind all that an evaluation makes, by a free that does not say when it comes."""
+    line = facts.line
+    clear = np.flatnonzero((facts.own != UNCLEAR) & (line.interval >= 0))
+    last = np.full(len(line.kind) + 1, -1, np.int64)
+    np.maximum.at(last, line.interval[clear], clear)
+    found: Mask = (facts.kind == EVALUATION) & (facts.lives.freed > last[facts.interval])
+    return found & (not facts.frees_tell)
 
 
 def _in_unfinished(facts: Facts) -> Mask:

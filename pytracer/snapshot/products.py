@@ -117,7 +117,7 @@ def _casts(facts: Facts) -> tuple[Mask, Mask]:
     first_of_several = new & ~np.append(last[1:], True)
     maybe[rows] = np.isin(size, lives.bytes[whole | always] // 2) & ~last
     weights = np.unique(lives.bytes[facts.is_of("weights") | facts.is_of("gradients")])
-    if np.isin(weights // 2, size[is_half]).mean() < _MOST:
+    if np.isin(weights // 2, size[is_half]).sum() < _MOST * len(weights):
         is_half[:] = False  # a coincidence: without autocast two products are one behind the other
     sure[rows] = is_half & (first_of_several | ~like_input)
     return sure, maybe
