@@ -1,6 +1,7 @@
 """Small training programs, recorded by pytracer and as memory snapshots: see snapshots.py beside it."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -191,6 +192,25 @@ class Classifier(nn.Module):
         )
 
 
+class OwnAdam(torch.optim.Optimizer):
+    """As a course has one write it: the state is made in the step, by the program's own code."""
+
+    def __init__(self, parameters: Any) -> None:
+        """Has one group."""
+        super().__init__(parameters, {"lr": 1e-3})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Goes over all parameters."""
+        for p in (p for group in self.param_groups for p in group["params"]):
+            state = self.state[p]
+            mean = state.get("mean", torch.zeros_like(p))
+            square = state.get("square", torch.zeros_like(p))
+            state["mean"] = 0.9 * mean + 0.1 * p.grad
+            state["square"] = 0.99 * square + 0.01 * p.grad**2
+            p -= 1e-3 * state["mean"] / (state["square"].sqrt() + 1e-8)
+
+
 class Words(nn.Module):
     """A language model with torch's LSTM."""
 
@@ -205,6 +225,12 @@ class Words(nn.Module):
         """Returns the loss."""
         logits = self.head(self.layers(self.words(input_ids))[0])
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    """As torch.compile makes it."""
+    found: nn.Module = torch.compile(model)  # type: ignore[assignment]
+    return found
 
 
 def sharded(device: str) -> Any:
@@ -239,18 +265,79 @@ def replicated(device: str) -> Any:
 
 
 class _group:  # noqa: N801 - reads as a verb
+    """The ranks that a launcher has started; one, if there is none."""
+
     def __init__(self, device: str) -> None:
-        self.device = device
+        self.backend = "nccl" if device == "cuda" else "gloo"
 
     def __enter__(self) -> None:
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        os.environ.setdefault("MASTER_PORT", str(29500 + os.getpid() % 1000))
-        os.environ.setdefault("RANK", "0")
-        os.environ.setdefault("WORLD_SIZE", "1")
-        torch.distributed.init_process_group("nccl" if self.device == "cuda" else "gloo")
+        if "RANK" in os.environ:
+            torch.distributed.init_process_group(self.backend)
+        else:
+            alone = torch.distributed.HashStore()
+            torch.distributed.init_process_group(self.backend, store=alone, rank=0, world_size=1)
 
     def __exit__(self, *error: object) -> None:
         torch.distributed.destroy_process_group()
+
+
+def hugging_face(device: str) -> Any:
+    """Trained by transformers' Trainer."""
+    import transformers
+
+    ids = torch.arange(256 * 32).reshape(32, 256) % 8000
+    with tempfile.TemporaryDirectory() as folder:
+        options = transformers.TrainingArguments(
+            output_dir=folder,
+            max_steps=STEPS,
+            per_device_train_batch_size=8,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+            use_cpu=device == "cpu",
+        )
+        data = [{"input_ids": row, "labels": row} for row in ids]
+        model = of(*GPT2, **SMALL_GPT2)()
+        trainer = transformers.Trainer(model=model, args=options, train_dataset=data)
+        trainer.train()
+    return trainer
+
+
+def by_lightning(device: str) -> Any:
+    """Trained by Lightning's Trainer."""
+    import lightning
+
+    class Learner(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Classifier()
+
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            pixels, labels = batch
+            loss: torch.Tensor = self.inner(pixels, labels)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.inner.parameters(), foreach=True)
+
+    pixels, labels = torch.randn(STEPS * 256, 3, 32, 32), torch.arange(STEPS * 256) % 100
+    data = torch.utils.data.TensorDataset(pixels, labels)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = lightning.Trainer(
+            max_steps=STEPS,
+            accelerator="gpu" if device == "cuda" else "cpu",
+            devices=1,
+            default_root_dir=folder,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        # Lightning would take the model from the device, and let go of cuBLAS's workspaces.
+        trainer.strategy.teardown = lambda: None  # type: ignore[method-assign]
+        learner = Learner()
+        trainer.fit(learner, torch.utils.data.DataLoader(data, batch_size=256))
+    return trainer, learner
 
 
 SMALL_GPT2: dict[str, Any] = {
@@ -329,11 +416,17 @@ PROGRAMS: dict[str, Program] = {
     "Classifier, SGD, evaluations": trains(
         Classifier, images(256, 32, 100), by("SGD", lr=0.1), evaluates=True
     ),
+    "Classifier, own optimizer": trains(
+        Classifier, images(256, 32, 100), lambda model: OwnAdam(model.parameters())
+    ),
     "ViT, frozen layers": trains(
         of("ViTForImageClassification", "ViTConfig", **SMALL_VIT, num_labels=1000),
         images(16, 224),
         frozen="vit.",
     ),
+    "GPT-2, compiled": trains(of(*GPT2, **SMALL_GPT2), words(8000, 8, 256), wrap=compiled),
+    "GPT-2, Trainer": hugging_face,
+    "Classifier, Lightning": by_lightning,
     "Two networks against each other": adversarial,
     "Generation": generation,
     "Reinforcement learning": reinforcement,

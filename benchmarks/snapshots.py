@@ -1,9 +1,9 @@
 """Records programs with pytracer and as memory snapshots of torch at once, and compares each block.
 
-    python benchmarks/snapshots.py --out benchmarks/results    # needs a GPU
-    python benchmarks/snapshots.py --out FOLDER --keep FOLDER  # also keeps what was recorded
-    python benchmarks/snapshots.py --imagined                  # no GPU: an imagined card
-    python benchmarks/snapshots.py --docs                      # writes the table of docs/snapshots.md
+    python benchmarks/snapshots.py --record FOLDER    # needs a GPU, or two: keeps both recordings of each
+    python benchmarks/snapshots.py --recorded FOLDER  # compares these, and writes benchmarks/results
+    python benchmarks/snapshots.py --imagined         # no GPU: an imagined card
+    python benchmarks/snapshots.py --docs             # writes the table of docs/snapshots.md
 
 The trace knows what each block is for. `pytracer.load()` of the snapshot has to find that out. Each
 program runs twice, with Python's frames and with all frames; less is then made of each snapshot:
@@ -44,8 +44,8 @@ from benchmarks.readme_tables import between  # noqa: E402
 STACKS = ("python", "all")
 VARIANTS = ("whole", "ring", "built", "late", "oom", "alloc")
 RING = 0.4  # the part of the history that is left
-LONGEST = 240  # seconds for one program
-AT_ONCE = 6
+LONGEST = 180  # seconds for one program
+AT_ONCE = 10
 CARD = "H100"
 
 # ---------------------------------------------------------------- less of a snapshot
@@ -75,7 +75,10 @@ def variant(snapshot: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _stopped(snapshot: dict[str, Any], until: int) -> dict[str, Any]:
-    """The snapshot as it was at the most requested bytes before a time."""
+    """The snapshot as it was at the most requested bytes before a time.
+
+    The exception has ended the annotations when a program writes the file.
+    """
     entries = snapshot["device_traces"][0]
     level, most, last = 0, 0, 0
     for at, entry in enumerate(entries):
@@ -93,7 +96,9 @@ def _stopped(snapshot: dict[str, Any], until: int) -> dict[str, Any]:
             alive.pop(entry["addr"], None)
     notes = [note for note in snapshot["external_annotations"] if note["time_us"] <= until]
     segments = [_segment(entry) for entry in alive.values()]
-    return {**_with(snapshot, entries[:last]), "segments": segments, "external_annotations": notes}
+    failed = {**entries[min(last, len(entries) - 1)], "action": "oom", "addr": 0}
+    kept = [*entries[:last], {**failed, "time_us": entries[last - 1]["time_us"]}]
+    return {**_with(snapshot, kept), "segments": segments, "external_annotations": notes}
 
 
 def _segment(entry: dict[str, Any]) -> dict[str, Any]:
@@ -243,13 +248,14 @@ def table(truth: Any, snapshot: dict[str, Any], folder: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------- how they run
 
 
-def both(name: str, stacks: str, keep: Path | None) -> dict[str, Any]:
-    """Runs a program on the GPU, recorded both ways."""
+def record(name: str, stacks: str, folder: Path) -> dict[str, Any]:
+    """Runs a program on the GPU, recorded both ways. Of several ranks, the first is kept."""
     import torch
 
     import pytracer
     from benchmarks.snapshot_programs import PROGRAMS
 
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     memory = torch.cuda.memory
     torch.zeros(1, device="cuda")  # the first use of the device belongs to neither
     memory._record_memory_history(max_entries=1_000_000, stacks=stacks)
@@ -260,14 +266,31 @@ def both(name: str, stacks: str, keep: Path | None) -> dict[str, Any]:
         snapshot = memory._snapshot()
     del held
     memory._record_memory_history(enabled=None)
-    if keep is not None:
-        stem = slug(name)
-        t.save(keep / f"{stem}-{stacks}.pytrace", overwrite=True)
-        with gzip.open(keep / f"{stem}-{stacks}.pickle.gz", "wb", 6) as file:
-            pickle.dump(snapshot, file, protocol=4)
-    with tempfile.TemporaryDirectory() as folder:
-        rows = table(t, snapshot, Path(folder))
-    return {"device": torch.cuda.get_device_name(), "entries": _entries(snapshot), **rows}
+    if int(os.environ.get("RANK", "0")):
+        return {}
+    trace, pickled = _files(folder, name, stacks)
+    t.save(trace, overwrite=True)
+    with gzip.open(pickled, "wb", 6) as file:
+        pickle.dump(snapshot, file, protocol=4)
+    return {"entries": _entries(snapshot), "ranks": int(os.environ.get("WORLD_SIZE", "1"))}
+
+
+def _files(folder: Path, name: str, stacks: str) -> tuple[Path, Path]:
+    """The trace and the snapshot of one run."""
+    stem = folder / f"{slug(name)}-{stacks}"
+    return stem.with_suffix(".pytrace"), stem.with_suffix(".pickle.gz")
+
+
+def recorded(name: str, stacks: str, folder: Path) -> dict[str, Any]:
+    """Compares what `record` has kept."""
+    import pytracer
+
+    trace, pickled = _files(folder, name, stacks)
+    if not pickled.exists():
+        return {"error": f"{pickled.name} was not recorded"}
+    snapshot = pickle.loads(gzip.decompress(pickled.read_bytes()))  # our own file
+    with tempfile.TemporaryDirectory() as less:
+        return {"entries": _entries(snapshot), **table(pytracer.load(trace), snapshot, Path(less))}
 
 
 def _entries(snapshot: dict[str, Any]) -> int:
@@ -280,64 +303,77 @@ def imagined(name: str, stacks: str) -> dict[str, Any]:
     from benchmarks.snapshot_programs import PROGRAMS
     from programs.snapshot_oracle import as_snapshot
 
-    ranks = 2 if "DDP" in name or "FSDP" in name else None
+    ranks = 2 if _has_ranks(name) else None
     with pytracer.imagine(CARD, stacks=True, ranks=ranks) as t:
         held = PROGRAMS[name]("cuda")
     del held
     snapshot = as_snapshot(t.data, stacks)
     with tempfile.TemporaryDirectory() as folder:
         rows = table(t, snapshot, Path(folder))
-    return {"device": f"imagined {CARD}", "entries": _entries(snapshot), **rows}
+    return {"entries": _entries(snapshot), **rows}
 
 
 def _alone(name: str, stacks: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Runs this file for one program in a process of its own."""
-    command = [sys.executable, __file__, "--program", name, "--stacks", stacks]
-    command += ["--keep", str(given.keep)] if given.keep else []
+    """Runs this file for one program in a process of its own, or in one for each GPU."""
+    command, environment = [sys.executable], dict(os.environ)
+    if given.record and _has_ranks(name):
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "gpu"]
+    elif given.record:
+        environment["CUDA_VISIBLE_DEVICES"] = "0"  # transformers' Trainer takes all that it sees
+    command += [__file__, "--program", name, "--stacks", stacks]
     command += ["--imagined"] if given.imagined else []
+    for option in ("record", "recorded"):
+        command += [f"--{option}", str(folder)] if (folder := getattr(given, option)) else []
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=LONGEST,
+            check=False,
+            env=environment,
+        )
     except subprocess.TimeoutExpired:
         return {"error": f"took more than {LONGEST} s"}
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith("{"):
-            result: dict[str, Any] = json.loads(line)
-            return result
-    return {"error": done.stderr[-2000:]}
+    marked = [line for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
+    answers = [json.loads(line.removeprefix(_ANSWER)) for line in marked]
+    answer: dict[str, Any] = next(filter(None, answers), {"error": done.stderr[-2000:]})
+    return answer
 
 
-def main() -> int:
-    """Runs all programs, or one; prints a line for each and writes the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument("--keep", type=Path, help="also keep traces and snapshots in this folder")
-    parser.add_argument("--program", help="only this one, in this process")
-    parser.add_argument("--stacks", choices=STACKS, default="python")
-    parser.add_argument("--imagined", action="store_true", help="on an imagined card")
-    parser.add_argument("--docs", action="store_true", help="write the table of the docs")
-    given = parser.parse_args()
-    if given.docs:
-        page = ROOT / "docs" / "snapshots.md"
-        text = between(page.read_text(), "snapshot-rules", rules_table())
-        page.write_text(between(text, "snapshots", _page_tables(given.out)))
-        return 0
-    if given.keep:
-        given.keep.mkdir(parents=True, exist_ok=True)
-    if given.program:
-        try:
-            run = imagined if given.imagined else both
-            more = () if given.imagined else (given.keep,)
-            answer = run(given.program, given.stacks, *more)
-        except Exception:
-            answer = {"error": traceback.format_exc()[-2000:]}
-        print(json.dumps(answer))
-        return 0
+_ANSWER = "answer "  # begins the line that says what was found: programs print lines, too
+
+
+def _has_ranks(name: str) -> bool:
+    return "DDP" in name or "FSDP" in name
+
+
+def _one(given: argparse.Namespace) -> dict[str, Any]:
+    """One program, in this process."""
+    for way, folder in ((record, given.record), (recorded, given.recorded)):
+        if folder:
+            return way(given.program, given.stacks, folder)
+    return imagined(given.program, given.stacks)
+
+
+def _about(given: argparse.Namespace) -> dict[str, Any]:
+    """Device, torch and date of these recordings."""
+    if given.recorded:
+        about: dict[str, Any] = json.loads((given.recorded / _ABOUT).read_text())
+        return about
     import torch
 
+    device = f"imagined {CARD}" if given.imagined else torch.cuda.get_device_name()
+    date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    return {"date": date, "device": device, "torch": torch.__version__}
+
+
+def _all(given: argparse.Namespace) -> dict[str, Any]:
+    """All programs, each with Python's stacks and with all."""
     from benchmarks.snapshot_programs import PROGRAMS
 
     rows: dict[str, Any] = {name: {} for name in PROGRAMS}
-    with ThreadPoolExecutor(2 if given.imagined else AT_ONCE) as pool:
+    with ThreadPoolExecutor(AT_ONCE if given.record else 2) as pool:
         jobs = {
             pool.submit(_alone, name, stacks, given): (name, stacks)
             for name in PROGRAMS
@@ -347,18 +383,49 @@ def main() -> int:
             name, stacks = jobs[job]
             rows[name][stacks] = job.result()
             print(name, stacks, _line(job.result()), flush=True)
-    device = f"imagined {CARD}" if given.imagined else torch.cuda.get_device_name()
-    result = {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "device": device,
-        "torch": torch.__version__,
-        "programs": rows,
-    }
+    return {name: {stacks: each[stacks] for stacks in STACKS} for name, each in rows.items()}
+
+
+def main() -> int:
+    """Runs all programs, or one; prints a line for each and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--program", help="only this one, in this process")
+    parser.add_argument("--stacks", choices=STACKS, default="python")
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument("--record", type=Path, help="record on the GPU into this folder")
+    how.add_argument("--recorded", type=Path, help="compare the recordings of this folder")
+    how.add_argument("--imagined", action="store_true", help="on an imagined card")
+    how.add_argument("--docs", action="store_true", help="write the table of the docs")
+    given = parser.parse_args()
+    if given.docs:
+        page = ROOT / "docs" / "snapshots.md"
+        text = between(page.read_text(), "snapshot-rules", rules_table())
+        page.write_text(between(text, "snapshots", _page_tables(given.out)))
+        return 0
+    if given.record:
+        given.record.mkdir(parents=True, exist_ok=True)
+    if given.program:
+        try:
+            answer = _one(given)
+        except Exception:
+            answer = {"error": traceback.format_exc()[-2000:]}
+        print(_ANSWER + json.dumps(answer), flush=True)
+        return 0
+    about = _about(given)
+    if given.record:
+        (given.record / _ABOUT).write_text(json.dumps(about, indent=1) + "\n")
+    rows = _all(given)
+    if given.record:
+        return int(any("error" in row for each in rows.values() for row in each.values()))
     given.out.mkdir(parents=True, exist_ok=True)
-    path = given.out / f"snapshots-{slug(device)}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path = given.out / f"snapshots-{slug(about['device'])}.json"
+    path.write_text(json.dumps({**about, "programs": rows}, indent=1) + "\n")
     print(path)
     return 0
+
+
+_ABOUT = "recorded.json"
 
 
 def rules_table() -> str:
@@ -381,7 +448,10 @@ def _page_tables(folder: Path) -> str:
             if "error" not in (row := each[stacks])
         }
         head = f"{result['device']}, torch {result['torch']}, {result['date']}. "
-        head += f"The least right and the most wrong of {len(result['programs'])} programs, "
+        programs = sum(
+            all("error" not in row for row in each.values()) for each in result["programs"].values()
+        )
+        head += f"The least right and the most wrong of {programs} programs, "
         worst = "\n".join(_worst(kind, list(rows.values())) for kind in VARIANTS)
         each = "\n".join(_program(name, row["whole"]) for name, row in rows.items())
         ruled = "\n".join(_rules(list(rows.values())))
@@ -429,6 +499,8 @@ def _worst(kind: str, rows: list[dict[str, Any]]) -> str:
 def _line(row: dict[str, Any]) -> str:
     if "error" in row:
         return str(row["error"])[-300:]
+    if "whole" not in row:
+        return f"{row['entries']} entries of {row['ranks']} ranks"
     return ", ".join(
         f"{kind} {row[kind][at]['right']:.1%} right {row[kind][at]['wrong']:.1%} wrong at {at}"
         for kind in VARIANTS

@@ -1,7 +1,7 @@
 """Categories that a snapshot of torch's shows, held against a trace that knows them, block by block.
 
 Programs run on an imagined card, and their trace is turned into the snapshot that torch would have written.
-Of three programs tests/data has what torch 2.11 recorded on an H100, both ways at once
+Of four programs tests/data has what torch 2.11 recorded on an H100 or H200, both ways at once
 (benchmarks/snapshots.py).
 """
 
@@ -12,13 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pytracer
 from benchmarks.snapshot_programs import PROGRAMS
 from benchmarks.snapshots import ROOT, STACKS, VARIANTS, compared, rules_table, variant
 from programs.snapshot_oracle import as_snapshot
-from pytracer.snapshot import evidence
+from pytracer.snapshot import evidence, stacks
+from pytracer.snapshot.rows import Rows
 from tests.tiers import first_of
 
 # Libraries of the programs' own.
@@ -29,8 +31,8 @@ _FIRST = (
     *("Two networks against each other", "Llama, FSDP2"),
 )
 _MOST_WRONG = 0.01
-# Without frames, a free does not tell whether a node or a reduction made it.
-_FREES_TELL = {"Llama, FSDP2": 0.05, "GPT-2, checkpointed": 0.03}
+# Its state is made anew in each step; what is older than the history may be anything.
+_MADE_ANEW = ("Classifier, own optimizer",)
 _LEAST_RIGHT = {
     "whole": (0.95, 0.9),
     "ring": (0.8, 0.85),
@@ -69,8 +71,8 @@ def read(snapshot: dict[str, Any], folder: Path) -> Any:
 def test_snapshots_have_the_categories_of_the_trace(name: str, tmp_path: Path) -> None:
     """Most bytes are right; of the others most are unknown, and at most a hundredth is wrong."""
     truth = imagined(name)
-    for stacks in STACKS:
-        hold(truth, as_snapshot(truth.data, stacks), name, tmp_path)
+    for frames in STACKS:
+        hold(truth, as_snapshot(truth.data, frames), name, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -79,12 +81,13 @@ def test_snapshots_have_the_categories_of_the_trace(name: str, tmp_path: Path) -
         ("two-networks-python", "Two networks against each other"),
         ("lstm-all", "LSTM, Adam in a loop"),
         ("fsdp2-python", "Llama, FSDP2"),
+        ("compiled-python", "GPT-2, compiled"),
     ],
 )
 def test_real_snapshots_have_the_categories_of_the_trace(
     file: str, name: str, tmp_path: Path
 ) -> None:
-    """The same, where nothing is made up: an H100 recorded the program both ways."""
+    """The same, where nothing is made up: a GPU recorded the program both ways."""
     truth = pytracer.load(DATA / f"both-{file}.pytrace")
     hold(truth, recorded(f"both-{file}"), name, tmp_path)
 
@@ -96,9 +99,9 @@ def hold(truth: Any, snapshot: dict[str, Any], name: str, folder: Path) -> None:
         for at, least in zip(("peak", "events"), _LEAST_RIGHT.get(kind, (0, 0)), strict=True):
             case = (kind, at, found[at])
             assert found[at]["lost"] == 0, case
-            assert found[at]["right"] >= least, case
-            most = _FREES_TELL.get(name, 0) if kind == "alloc" else 0
-            assert found[at]["wrong"] <= max(most, _MOST_WRONG), case
+            loses = kind != "whole" and name in _MADE_ANEW
+            assert loses or found[at]["right"] >= least, case
+            assert found[at]["wrong"] <= _MOST_WRONG, case
 
 
 def recorded(name: str) -> dict[str, Any]:
@@ -147,11 +150,65 @@ def test_a_folder_of_snapshots_is_a_job(tmp_path: Path) -> None:
     assert str(pytracer.load(tmp_path)).startswith("job of 3 ranks")
 
 
+def seen(*frames: tuple[str, str]) -> int:
+    """What the innermost of these frames shows; the outermost comes first."""
+    strings = ["", *(text for frame in frames for text in frame)]
+    rows = np.arange(1, len(frames) + 1)
+    zero = np.zeros(1, np.int64)
+    columns = {
+        "parent": np.append(zero, rows - 1),
+        "file": np.append(zero, 2 * rows - 1),
+        "function": np.append(zero, 2 * rows),
+        "line": np.append(zero, rows),
+    }
+    return int(stacks.shown(Rows(columns), strings).activity[-1])
+
+
+_PROGRAM = ("train.py", "<module>")
+_STEP = ("site-packages/torch/optim/adam.py", "step")
+_CALL = ("site-packages/torch/nn/modules/module.py", "_call_impl")
+
+
+@pytest.mark.parametrize(
+    ("frames", "activity"),
+    [
+        ((_PROGRAM, _CALL, ("model.py", "forward")), stacks.FORWARD),
+        ((_PROGRAM, ("model.py", "forward")), stacks.FORWARD),
+        ((_PROGRAM, _STEP), stacks.OPTIMIZER),
+        ((_PROGRAM, ("torch/optim/optimizer.py", "wrapper"), ("own.py", "step")), stacks.OPTIMIZER),
+        ((_PROGRAM, _STEP, ("loop.py", "closure")), stacks.NOTHING),
+        ((_PROGRAM, _STEP, ("loop.py", "closure"), _CALL), stacks.FORWARD),
+        ((("hooks.py", "on_gradient"),), stacks.NOTHING),  # nothing says whose thread it is
+        ((("thread48.o", "start_thread"),), stacks.NOTHING),
+    ],
+)
+def test_frames_show_what_the_program_was_doing(
+    frames: tuple[tuple[str, str], ...], activity: int
+) -> None:
+    assert seen(*frames) == activity
+
+
+def test_a_hook_of_the_engines_thread_is_within_the_backward() -> None:
+    """Its stack does not begin with the program, though others of the file do."""
+    hook, step = ("hooks.py", "on_gradient"), ("own.py", "helper")
+    strings = ["", *_PROGRAM, *hook, *step]
+    columns = {
+        "parent": np.array([0, 0, 0, 2]),
+        "file": np.array([0, 1, 3, 5]),
+        "function": np.array([0, 2, 4, 6]),
+        "line": np.arange(4),
+    }
+    activity = stacks.shown(Rows(columns), strings).activity
+    assert activity.tolist() == [stacks.NOTHING, stacks.NOTHING, stacks.ENGINE, stacks.ENGINE]
+
+
 def test_every_category_has_its_evidence(tmp_path: Path) -> None:
     """The role of a block is the rule that decided it; only unknown blocks have none."""
     truth = imagined("GPT-2, AdamW")
     blocks = read(as_snapshot(truth.data), tmp_path).allocations()
-    rules = {rule for _, rule, _ in evidence.RULES} | {"like_other_steps"}
+    rules = {rule for category, rule, _ in evidence.RULES if category != "unknown"} | {
+        "like_other_steps"
+    }
     phases = {"forward", "backward", "optimizer", "other"}
     for category, role in zip(
         blocks["category"], blocks["role"].astype(object).fillna(""), strict=True

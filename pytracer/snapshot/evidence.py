@@ -8,6 +8,8 @@ A block that no rule holds for stays unknown.
 | weights         | unsharded             | FSDP gathers a layer's weights there                  |
 | gradients       | reduced               | made as FSDP reduces, alive in the step that follows  |
 |                 | unsharded             | made in a backward, and FSDP's reduction frees it     |
+| unknown         | maybe_unsharded       | made in a backward, as large as a whole weight of     |
+|                 |                       | FSDP's; where frees have no stacks                    |
 | communication   | bucket                | DistributedDataParallel makes it                      |
 |                 | collective            | made in a collective, or FSDP's buffer for one        |
 | workspaces      | cublas                | made as cuBLAS gets its handle; without C++'s frames: |
@@ -16,21 +18,27 @@ A block that no rule holds for stays unknown.
 |                 | outlives_step         | made in a step, and alive in the next, or for good    |
 | weights         | made_by_module        | made, moved or loaded by a module, alive in a forward |
 | gradients       | freed_in_zero_grad    | made in a backward, and zero_grad frees it            |
-|                 | accumulated           | AccumulateGrad makes it, alive in the step            |
-|                 | outlives_backward     | made in a backward, alive in the step that follows,   |
+|                 | accumulated           | AccumulateGrad makes it                               |
+| unknown         | maybe_hooked          | made in a backward, freed there by Python, as large   |
+|                 |                       | as a block that is always there                       |
+| gradients       | outlives_backward     | made in a backward, alive in the step that follows,   |
 |                 |                       | as large as a block that is always there              |
 | weights         | as_large_as_gradient  | older than the first backward, always there; not more |
 |                 |                       | of its size than there are gradients                  |
 |                 | repeated              | the same, without frames, of no gradient's size, and  |
 |                 |                       | at least four of its size; where state came later     |
-|                 | autocast_copy         | before a product's result, half as large as a weight  |
+|                 | autocast_copy         | before a product's result, half as large as a weight, |
+|                 |                       | the first of several, or of no input's size; with     |
+|                 |                       | C++'s frames: autocast's, and outlives an evaluation  |
+| unknown         | maybe_a_copy          | the same, and it may be a copy of the input           |
 | inputs          | batch                 | made before a model's call, there as it begins, and   |
 |                 |                       | dropped within a step or replaced by the next but one |
 | functional      | kv_cache              | made by a cache of keys and values, kept              |
-|                 | output                | made in an evaluation, kept until after it            |
+|                 | output                | the last that an evaluation makes and does not drop   |
 | graph_pools     | graph                 | in a private pool                                     |
 | activations     | recomputed            | made as a forward runs again, alive after it          |
-|                 | freed_in_backward     | made in a forward, freed in its backward              |
+| unknown         | maybe_recomputed      | the same, if the history does not say when it is over |
+| activations     | freed_in_backward     | made in a forward, freed in its backward              |
 |                 | alive_at_backward     | made in a forward, alive as its backward begins       |
 |                 | left_by_a_call        | made in a module's call that is over, alive where the |
 |                 |                       | history ends within that forward                      |
@@ -48,7 +56,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer.data.schema import I64, U8, U32, U64, Mask
-from pytracer.snapshot import stacks
+from pytracer.snapshot import products, stacks
 from pytracer.snapshot.facts import Facts
 from pytracer.snapshot.rows import Rows, numbered
 from pytracer.snapshot.stacks import (
@@ -62,7 +70,6 @@ from pytracer.snapshot.stacks import (
 )
 from pytracer.snapshot.timeline import (
     BACKWARD,
-    CUBLAS_BYTES,
     EVALUATION,
     OTHER,
     STEP,
@@ -80,6 +87,7 @@ class Decided:
 
     category: U8
     evidence: NDArray[np.object_]
+    lacks: list[str]  # why blocks at the peak are unknown, that of the most bytes first
 
 
 def decide(events: Rows, parents: U32, shown: Shown, doing: Doing, before: int) -> Decided:
@@ -98,9 +106,32 @@ def decide(events: Rows, parents: U32, shown: Shown, doing: Doing, before: int) 
         facts.choose(rule(facts), category, evidence)
     _temporaries(facts)
     _like_other_steps(facts)
-    found = Decided(np.zeros(len(events), np.uint8), np.full(len(events), "", object))
+    none = np.zeros(len(events), np.uint8), np.full(len(events), "", object)
+    found = Decided(*none, _lacks(facts))
     found.category[lives.made], found.evidence[lives.made] = facts.category, facts.evidence
     return found
+
+
+def _lacks(facts: Facts) -> list[str]:
+    lives = facts.lives
+    sizes = lives.bytes.astype(np.int64)
+    change = np.zeros(facts.count + 1, np.int64)
+    np.add.at(change, lives.made, sizes)
+    np.add.at(change, lives.freed, -sizes)
+    peak = int(np.cumsum(change[:-1]).argmax()) if facts.count else 0
+    unknown = (lives.made <= peak) & (lives.freed > peak) & (facts.category == 0)
+    was_full = bool((facts.old & (lives.stack != 0)).any())
+    reasons = (
+        ("ring" if was_full else "beginning", facts.old),
+        ("frees", facts.doubtful & (not facts.frees_tell)),
+        ("end", facts.unfinished & facts.forever),
+        ("", unknown),
+    )
+    weight: dict[str, int] = {}
+    for name, where in reasons:
+        weight[name] = int(sizes[unknown & where].sum())
+        unknown &= ~where
+    return sorted((name for name in weight if weight[name]), key=lambda name: -weight[name])
 
 
 # ---------------------------------------------------------------- rules
@@ -127,68 +158,15 @@ def _freed_as_reduced(facts: Facts) -> Mask:
     return found
 
 
+def _maybe_unsharded(facts: Facts) -> Mask:
+    """As large as a whole weight, and nothing tells whether a reduction drops them or a node."""
+    sizes = np.unique(facts.lives.bytes[facts.signed(stacks.GATHERS)])
+    found: Mask = (facts.activity == ENGINE) & (facts.kind == BACKWARD)
+    return found & np.isin(facts.lives.bytes, sizes) & (not facts.frees_tell)
+
+
 def _gathered(facts: Facts) -> Mask:
     return facts.signed(stacks.GATHERS)
-
-
-def _blas(facts: Facts) -> Mask:
-    """By a frame of C++; else by size, by being kept, and by following the result of a product."""
-    found = facts.signed(stacks.BLAS)
-    if facts.shown.has_native:
-        return found
-    found |= _old_blas(facts)
-    candidates = np.isin(facts.lives.bytes, CUBLAS_BYTES)
-    candidates &= np.isin(facts.activity, (FORWARD, ENGINE, RECOMPUTE))
-    candidates |= (
-        (facts.lives.bytes == _CUBLASLT) & facts.signed(stacks.CASTS) & _called_again(facts)
-    )
-    candidates &= facts.forever & ~facts.old & ~_is_born_again(facts)
-    seen: set[tuple[int, ...]] = set()
-    for row in np.flatnonzero(candidates).tolist():
-        engine = facts.activity[row] != FORWARD
-        key = (int(facts.lives.bytes[row]), int(facts.lives.stream[row]), int(engine))
-        beside = row > 0 and facts.call[row] == facts.call[row - 1]
-        beside &= row > 0 and facts.run[row] == facts.run[row - 1]
-        if beside and key not in seen:
-            seen.add(key)
-            found[row] = True
-    return found
-
-
-def _called_again(facts: Facts) -> Mask:
-    """Blocks of calls that a later run makes again."""
-    last = np.zeros(len(facts.shown.python), np.int64)
-    np.maximum.at(last, facts.call, facts.run)
-    found: Mask = last[facts.call] > facts.run
-    return found
-
-
-_CUBLASLT = 1 << 20  # its own workspace, up to torch 2.11
-
-
-def _old_blas(facts: Facts) -> Mask:
-    """Of what is older than the history: kept, by a call that is made again, or where no Python runs.
-
-    Where others have frames, a block without them was made by the engine.
-    """
-    lives = facts.lives
-    is_size = np.isin(lives.bytes, CUBLAS_BYTES)
-    is_size |= (lives.bytes == _CUBLASLT) & facts.signed(stacks.CASTS)
-    made = (facts.activity == FORWARD) & (lives.stack != 0) & _called_again(facts)
-    if (facts.old & facts.forever & (lives.stack != 0)).any():
-        others = (lives.stack != 0) & np.isin(facts.activity, (NOTHING, OPTIMIZER))
-        made |= (lives.stack == 0) & ~np.isin(lives.bytes, lives.bytes[others])
-    found: Mask = facts.old & facts.forever & is_size & made
-    return found
-
-
-def _is_born_again(facts: Facts) -> Mask:
-    """Blocks as large as one that a later run of the same activity makes with the same stack."""
-    alike = numbered(facts.alike, facts.activity)
-    last = np.full(len(alike), -1, np.int64)
-    np.maximum.at(last, alike, facts.run)
-    found: Mask = last[alike] > facts.run
-    return found
 
 
 def _state_of_group(facts: Facts) -> Mask:
@@ -218,13 +196,26 @@ def _freed_in_zero_grad(facts: Facts) -> Mask:
 
 
 def _accumulated(facts: Facts) -> Mask:
-    return facts.signed(stacks.ACCUMULATES) & _outlives_backward(facts, facts.lives.bytes)
+    return facts.signed(stacks.ACCUMULATES)
+
+
+def _maybe_hooked(facts: Facts) -> Mask:
+    """As large as a weight, and freed in Python: a hook may have dropped a gradient."""
+    sizes = np.unique(facts.lives.bytes[facts.lasting])
+    by_python = facts.shown.python[facts.lives.free_stack] != 0
+    made = (facts.activity == ENGINE) & (facts.call == 0) & (facts.kind == BACKWARD)
+    found: Mask = made & by_python & (facts.freed_kind == BACKWARD)
+    return found & np.isin(facts.lives.bytes, sizes)
 
 
 def _outlives_a_backward(facts: Facts) -> Mask:
-    """In a backward that has not ended, a block of a size that it also drops may be dropped, too."""
+    """In a backward that has not ended, one as large as what it drops may be dropped, too.
+
+    The gradient of an activation is as large as that.
+    """
     sizes = np.unique(facts.lives.bytes[facts.lasting])
     dropped = (facts.kind == BACKWARD) & (facts.freed_interval == facts.interval)
+    dropped |= (facts.kind == TRAINING) | (facts.activity == RECOMPUTE)
     doubtful = facts.unfinished & np.isin(facts.lives.bytes, facts.lives.bytes[dropped])
     return _outlives_backward(facts, sizes) & ~doubtful
 
@@ -285,30 +276,6 @@ def _most_at_once(facts: Facts, blocks: Mask, size: I64) -> I64:
     return most
 
 
-def _autocast_copies(facts: Facts) -> Mask:
-    """Of the blocks that one call of a product makes before its result, those of a weight's shape."""
-    lives = facts.lives
-    casts = facts.signed(stacks.CASTS) & np.isin(facts.activity, (FORWARD, RECOMPUTE)) & ~facts.old
-    casts &= facts.category == 0
-    rows = np.flatnonzero(casts)
-    if len(rows) == 0:
-        return casts
-    # Scratch memory is gone before anything else is made.
-    stays = lives.freed[rows] > np.append(lives.made, facts.count)[rows + 1]
-    rows = rows[stays | facts.forever[rows]]
-    call = facts.call[rows]
-    same = (call[1:] == call[:-1]) & (np.diff(rows) == 1)
-    is_result = np.append(~same, True)
-    results = np.unique(lives.bytes[rows[is_result]])
-    whole = facts.is_of("weights") | facts.is_of("gradients")
-    halves = np.unique(lives.bytes[whole]) // 2
-    before = rows[~is_result]
-    size = lives.bytes[before]
-    found = np.zeros(len(lives), np.bool_)
-    found[before[np.isin(size, halves) & ~np.isin(size, results)]] = True
-    return found
-
-
 def _batch(facts: Facts) -> Mask:
     """Made between two intervals, and there when the call that follows begins.
 
@@ -318,9 +285,11 @@ def _batch(facts: Facts) -> Mask:
     follows = np.append(line.activity_of_run[1:], -2)
     begin = np.append(line.begin[1:], facts.count)
     made = (facts.kind == OTHER) & (follows[facts.run] == FORWARD) & ~facts.old
-    made &= ~facts.signed(stacks.CLIPS) & (lives.freed > begin[facts.run])
+    made &= ~facts.signed(stacks.CLIPS | stacks.NO_GRAPH) & (lives.freed > begin[facts.run])
     passed = np.searchsorted(facts.steps, lives.freed) - np.searchsorted(facts.steps, lives.made)
-    ends = np.where(facts.forever, _trained_before(facts), (passed <= 1) | _takes_turns(facts))
+    stay = np.bincount(facts.alike[facts.forever], minlength=len(lives) + 1)[facts.alike]
+    last = _trained_before(facts) & (stay == 1)  # the program keeps what stays of each step
+    ends = np.where(facts.forever, last, (passed <= 1) | _takes_turns(facts))
     found: Mask = made & ends
     return found
 
@@ -351,10 +320,17 @@ def _cached(facts: Facts) -> Mask:
 
 
 def _output(facts: Facts) -> Mask:
-    """Made in an evaluation, and kept until after it, but not until a forward that is trained."""
+    """Kept until after an evaluation, and the last such block of it.
+
+    But not until a forward that is trained.
+    """
     lives, line = facts.lives, facts.line
     trained = np.sort(line.begin[line.kind[line.interval_of_run] == TRAINING])
-    found: Mask = (facts.kind == EVALUATION) & (facts.freed_kind == OTHER) & ~facts.forever
+    kept = (facts.kind == EVALUATION) & (facts.freed_interval != facts.interval)
+    last = np.full(len(line.kind) + 1, -1, np.int64)
+    np.maximum.at(last, facts.interval[kept], np.flatnonzero(kept))
+    kept &= last[facts.interval] == np.arange(len(kept))
+    found: Mask = kept & (facts.freed_kind == OTHER) & ~facts.forever
     return found & (facts.next(trained, lives.made) > lives.freed)
 
 
@@ -366,12 +342,32 @@ def _in_pool(facts: Facts) -> Mask:
 
 def _recomputed(facts: Facts) -> Mask:
     """Made as a forward runs again, and alive after the last event of that."""
+    over = facts.next(_recomputations(facts)[1], facts.lives.made - 1)
+    return _made_again(facts) & (facts.lives.freed > over)
+
+
+def _maybe_recomputed(facts: Facts) -> Mask:
+    """Freed at the end of a forward that runs again, or after it."""
+    over = facts.next(_recomputations(facts)[0], facts.lives.made - 1)
+    return _made_again(facts) & (facts.lives.freed > over)
+
+
+def _made_again(facts: Facts) -> Mask:
+    found: Mask = (facts.activity == RECOMPUTE) & ~facts.old & ~facts.forever
+    return found
+
+
+def _recomputations(facts: Facts) -> tuple[I64, I64]:
+    """The last events that show a forward that runs again, and the events from which it is over.
+
+    These are the same where frees show what the program was doing; else the next allocation.
+    """
     clear = np.flatnonzero(facts.own != UNCLEAR)
     again = facts.own[clear] == RECOMPUTE
-    ends = clear[again & ~np.append(again[1:], False)]
-    over = facts.next(ends, facts.lives.made - 1)
-    found: Mask = (facts.activity == RECOMPUTE) & ~facts.old & (facts.lives.freed > over)
-    return found & ~facts.forever
+    last = np.flatnonzero(again & ~np.append(again[1:], False))
+    if facts.frees_tell:
+        return clear[last], clear[last]
+    return clear[last], np.append(clear, facts.count)[last + 1]
 
 
 def _freed_in_backward(facts: Facts) -> Mask:
@@ -387,12 +383,16 @@ def _freed_in_backward(facts: Facts) -> Mask:
 
 
 def _alive_at_backward(facts: Facts) -> Mask:
-    """Also what the last step leaves; what the first leaves may be a table, or scratch memory."""
+    """Also what the last step leaves; what the first leaves may be a table, or scratch memory.
+
+    What an earlier step has left, too, the program keeps.
+    """
     line = facts.line
     intervals = np.flatnonzero(line.kind == TRAINING)
     last = (facts.interval == intervals[-1]) if len(intervals) else facts.forever
     ends_within = line.kind[line.interval_of_run[-1:]] == BACKWARD
     sure = last & (_trained_before(facts) | bool(ends_within.any()))
+    sure &= ~np.isin(facts.alike, facts.alike[facts.outlives_forward & facts.forever & ~last])
     found: Mask = facts.outlives_forward & (~facts.forever | sure)
     return found
 
@@ -442,23 +442,27 @@ RULES: tuple[tuple[str, str, Callable[[Facts], Mask]], ...] = (
     ("weights", "unsharded", _gathered),
     ("gradients", "reduced", _reduced),
     ("gradients", "unsharded", _freed_as_reduced),
+    ("unknown", "maybe_unsharded", _maybe_unsharded),
     ("communication", "bucket", _bucket),
     ("communication", "collective", _exchanged),
-    ("workspaces", "cublas", _blas),
+    ("workspaces", "cublas", products.blas),
     ("optimizer_state", "init_group", _state_of_group),
     ("optimizer_state", "outlives_step", _outlives_step),
     ("weights", "made_by_module", _of_module),
     ("gradients", "freed_in_zero_grad", _freed_in_zero_grad),
     ("gradients", "accumulated", _accumulated),
+    ("unknown", "maybe_hooked", _maybe_hooked),
     ("gradients", "outlives_backward", _outlives_a_backward),
     ("weights", "as_large_as_gradient", _as_large_as_gradients),
     ("weights", "repeated", _repeated),
-    ("weights", "autocast_copy", _autocast_copies),
+    ("weights", "autocast_copy", products.autocast_copies),
+    ("unknown", "maybe_a_copy", products.maybe_autocast_copies),
     ("inputs", "batch", _batch),
     ("functional", "kv_cache", _cached),
     ("functional", "output", _output),
     ("graph_pools", "graph", _in_pool),
     ("activations", "recomputed", _recomputed),
+    ("unknown", "maybe_recomputed", _maybe_recomputed),
     ("activations", "freed_in_backward", _freed_in_backward),
     ("activations", "alive_at_backward", _alive_at_backward),
     ("activations", "left_by_a_call", _left_by_a_call),
@@ -467,6 +471,7 @@ RULES: tuple[tuple[str, str, Callable[[Facts], Mask]], ...] = (
 
 def _temporaries(facts: Facts) -> None:
     within = (facts.freed_interval == facts.interval) & ~facts.old & ~facts.forever
+    within &= ~_may_outlive_evaluation(facts)
     for kind, role in _PHASE_ROLES.items():
         here = within & (facts.kind == kind)
         if kind == OTHER:  # a batch may be made from it
@@ -474,10 +479,21 @@ def _temporaries(facts: Facts) -> None:
         facts.choose(here | (_in_unfinished(facts) & (facts.kind == kind)), "temporaries", role)
 
 
+def _may_outlive_evaluation(facts: Facts) -> Mask:
+    """Freed behind all that an evaluation makes, by a free that does not say when it comes."""
+    line = facts.line
+    clear = np.flatnonzero((facts.own != UNCLEAR) & (line.interval >= 0))
+    last = np.full(len(line.kind) + 1, -1, np.int64)
+    np.maximum.at(last, line.interval[clear], clear)
+    found: Mask = (facts.kind == EVALUATION) & (facts.lives.freed > last[facts.interval])
+    return found & (not facts.frees_tell)
+
+
 def _in_unfinished(facts: Facts) -> Mask:
     """Blocks of a backward or step that has not ended, which can be no gradient and no state."""
     sizes = np.unique(facts.lives.bytes[facts.lasting])
     no_gradient = (facts.kind == BACKWARD) & ~np.isin(facts.lives.bytes, sizes)
+    no_gradient &= facts.activity != RECOMPUTE  # an activation, or not
     states = (facts.kind == STEP) & facts.signed(stacks.INIT_GROUP)
     no_state = (facts.kind == STEP) & bool((states & facts.unfinished).any()) & ~states
     found: Mask = facts.unfinished & facts.forever & (no_gradient | no_state)
@@ -504,14 +520,27 @@ def _like_other_steps(facts: Facts) -> None:
     _follow(facts, facts.alike, has_stack & ~facts.is_of("temporaries"), has_stack)
     ends = numbered(lives.free_stack, lives.bytes, facts.freed_kind)
     old = facts.old & ~has_stack & ~facts.forever
+    known = ~facts.old & ~facts.forever & (facts.category != 0)
     not_in_backward = facts.freed_kind != BACKWARD  # whose own blocks look like what it frees
-    _follow(facts, ends, ~facts.old & ~facts.forever, old & not_in_backward)
+    # What is older than an interval is no temporary of it.
+    cut = facts.freed_interval == facts.line.interval_of_run[:1].sum()
+    for within, likes in ((cut, known), (~cut, known & ~facts.is_of("temporaries"))):
+        earlier = _ends_before(facts, ends, likes)
+        _follow(facts, ends, likes, old & within & not_in_backward & earlier)
     # What a program replaces goes as the new one comes.
     run = np.append(facts.line.run, -1)
     there = np.where(facts.old, run[lives.freed], facts.run)
     at_home = old & (facts.freed_kind == OTHER)
     places = numbered(there, lives.bytes)
     _follow(facts, places, ~facts.old & (facts.kind == OTHER), at_home)
+
+
+def _ends_before(facts: Facts, alike: I64, likes: Mask) -> Mask:
+    """Blocks that end in an interval before those in which their likes end: steps repeat."""
+    first = np.full(int(alike.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, alike[likes], facts.freed_interval[likes])
+    found: Mask = facts.freed_interval < first[alike]
+    return found
 
 
 def _follow(facts: Facts, alike: I64, known: Mask, where: Mask) -> None:
@@ -521,5 +550,5 @@ def _follow(facts: Facts, alike: I64, known: Mask, where: Mask) -> None:
     decided = known & (facts.category != 0)
     np.minimum.at(least, alike[decided], facts.category[decided])
     np.maximum.at(most, alike[decided], facts.category[decided])
-    same = where & (facts.category == 0) & (least == most)[alike]
+    same = where & (facts.category == 0) & ~facts.doubtful & (least == most)[alike]
     facts.category[same], facts.evidence[same] = least[alike[same]], "like_other_steps"

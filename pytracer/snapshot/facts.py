@@ -16,17 +16,19 @@ class Facts:
 
     def __init__(self, events: Rows, parents: U32, shown: Shown, doing: Doing, before: int) -> None:
         lives = timelines.blocks(events)
-        line = timelines.timeline(doing.activity, lives, before)
+        line = timelines.timeline(doing.activity, lives, before, shown)
         self.events, self.shown, self.lives, self.line = events, shown, lives, line
         self.parents, self.own, self.steps = parents, doing.own, doing.steps
         self.count = count = len(events)
         self.category = np.zeros(len(lives), np.uint8)
         self.evidence = np.full(len(lives), "", object)
+        self.doubtful = np.zeros(len(lives), np.bool_)
         self.old = lives.made < before
         self.forever = lives.freed >= count
         self.signs: U32 = shown.signs[lives.stack]
         self.free_signs: U32 = shown.signs[lives.free_stack]
         by_frame = (self.free_signs & stacks.CLEARS) != 0
+        self.frees_tell = bool(lives.free_stack[~self.forever].any())
         self.cleared: Mask = ~self.forever & (
             by_frame | np.append(doing.clears, False)[lives.freed]
         )
@@ -41,14 +43,19 @@ class Facts:
         self.run: I64 = line.run[lives.made]
         kept = np.append(line.kept_from, count)[self.interval]
         # The history ends within the interval that made it.
-        self.unfinished: Mask = ~self.old & (self.interval == line.interval_of_run[-1:].sum())
+        ends_within = not doing.over[-1:].any()
+        last = line.interval_of_run[-1:].sum()
+        self.unfinished: Mask = ~self.old & (self.interval == last) & ends_within
         self.outlives_forward: Mask = (
             (self.kind == TRAINING) & (lives.freed > kept) & (kept < count)
         )
 
     def choose(self, where: Mask, category: str, evidence: str) -> None:
-        """Decides for these blocks, unless it is decided already."""
-        open_ = where & (self.category == 0)
+        """Decides for these blocks, unless it is decided already. "unknown" is a decision, too."""
+        open_ = where & (self.category == 0) & ~self.doubtful
+        if category == "unknown":
+            self.doubtful |= open_
+            return
         self.category[open_] = CATEGORY[category]
         self.evidence[open_] = evidence
 

@@ -89,6 +89,7 @@ class Import:
         self.ours = _our_document(columns["pytracer"])
         self.losses = dict(columns["losses"])
         self.notes: list[str] = []
+        self.lacks: list[str] = []
         entries = self._without_our_frames(table(columns, "entries"))
         # Our Trace has a snapshot event before its seeds. Such entries of the file are dropped.
         entries = entries.take(np.flatnonzero(entries.action != ACTION["snapshot"]))
@@ -258,7 +259,9 @@ class Import:
         else:
             doing = scopes_.annotated(activities(events, seen, before))
             activity = doing.activity
-            labels = self._labels(events, decide(events, self.stacks.parent, seen, doing, before))
+            decided = decide(events, self.stacks.parent, seen, doing, before)
+            self.lacks = decided.lacks
+            labels = self._labels(events, decided)
         scope, scopes, scope_ends = scopes_.build(activity)
         return self._finish(path, events, ticks, scope, scopes, scope_ends, labels)
 
@@ -424,17 +427,11 @@ class Import:
         """What the file would need to tell more, the most important first."""
         if self.ours:
             return []
-        entries, blocks = self.entries, self._active_blocks()
-        is_free = np.isin(entries.action, (ACTION["free_requested"], _FREE_COMPLETED))
-        seeds = self._seeds()
         says = {
-            "history": len(entries) == 0,
-            "stacks": not (entries.stack.any() or blocks.stack.any()),
-            "ring": bool((seeds.stack != 0).any()),
-            "beginning": bool((seeds.bytes[seeds.stack == 0] > 0).any()),
-            "frees": bool(is_free.any()) and not entries.stack[is_free].any(),
+            "history": len(self.entries) == 0,
+            "stacks": not (self.entries.stack.any() or self._active_blocks().stack.any()),
         }
-        return [name for name, lacks in says.items() if lacks]
+        return [name for name, lacks in says.items() if lacks] + self.lacks
 
     def _requested(self, device: int) -> int:
         """Returns the requested bytes in use. Older versions of torch write no sum per segment."""

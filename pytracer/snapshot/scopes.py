@@ -12,6 +12,14 @@ from pytracer.snapshot.stacks import ENGINE, FORWARD, NOTHING, OPTIMIZER, RECOMP
 from pytracer.snapshot.timeline import Doing, filled
 
 
+def _after_closures(own: I64, first: I64, after: I64) -> I64:
+    """Where steps begin: behind the forward and backward of the closure that they may call."""
+    works = np.isin(own, (FORWARD, ENGINE, RECOMPUTE))
+    last = np.maximum.accumulate(np.where(works, np.arange(len(own)), -1))
+    found: I64 = np.maximum(first, np.append(last, -1)[after - 1] + 1)
+    return found
+
+
 class Scopes:
     """The scopes of one file."""
 
@@ -51,29 +59,39 @@ class Scopes:
         steps = table[table[:, 4] == SCOPE_KIND["optimizer"], :2]
         names = [text.startswith("Optimizer.zero_grad") for text in self.strings]
         cleared = table[np.array(names, np.bool_)[table[:, 3]], :2]
-        begins, in_step, after_step = self._within(steps)
-        _, clears, after_clearing = self._within(cleared)
+        first, after_step = self._events(steps)
+        begins = _after_closures(own, first, after_step)
+        in_step = self._within(begins, after_step)
+        first, after_clearing = self._events(cleared)
+        clears = self._within(first, after_clearing)
         activity = own.copy()
         activity[clears & (activity == UNCLEAR)] = NOTHING
         activity[in_step & ((activity == UNCLEAR) | (activity == NOTHING))] = OPTIMIZER
         after = np.concatenate([after_step, after_clearing])
         after = after[after < len(activity)]
         activity[after[activity[after] == UNCLEAR]] = NOTHING
+        failures = np.append(0, np.cumsum(self.events.action == ACTION["oom"]))
+        whole = failures[after_step] == failures[begins]
+        over = self._within(begins[whole], after_step[whole])
         activity = filled(activity)
         if len(begins) == 0:
             firsts = [first for first, _ in runs(activity) if activity[first] == OPTIMIZER]
             begins = np.array(firsts, np.int64)
-        return Doing(own, activity, np.sort(begins), clears)
+        return Doing(own, activity, np.sort(begins), clears, over)
 
-    def _within(self, spans: I64) -> tuple[I64, Mask, I64]:
-        """The first events within these spans of time, all events within, those that follow."""
+    def _events(self, spans: I64) -> tuple[I64, I64]:
+        """The first event within each of these spans of time, and the one that follows it."""
         first = np.maximum(np.searchsorted(self.ticks, spans[:, 0]), self.before)
         after = np.maximum(np.searchsorted(self.ticks, spans[:, 1]), self.before)
+        return first.astype(np.int64), after.astype(np.int64)
+
+    def _within(self, first: I64, after: I64) -> Mask:
+        """The events from one of the first on, and before the one that follows."""
         depth = np.zeros(len(self.ticks) + 1, np.int64)
         np.add.at(depth, first, 1)
         np.add.at(depth, after, -1)
         within: Mask = np.cumsum(depth)[:-1] > 0
-        return first.astype(np.int64), within, after.astype(np.int64)
+        return within
 
     def build(self, activity: I64) -> tuple[U32, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
         """The scope of each event, and the tables of scopes and of their ends."""

@@ -28,11 +28,16 @@ GATHERS = 1 << 7  # FSDP makes the whole weights of a layer
 EXCHANGES = 1 << 8  # FSDP's buffers, a collective
 CLIPS = 1 << 9  # gradients are scaled or clipped
 REDUCES = 1 << 13  # FSDP reduces gradients to a shard
+NO_GRAPH = 1 << 14  # in a function that torch.no_grad() or inference_mode() decorates
+GENERATED = 1 << 15  # in code that torch.compile wrote
+COPIES = 1 << 16  # autocast copies into half precision (C++ frames)
 # Signs of the innermost frame of Python alone.
 BUCKETS = 1 << 10  # DistributedDataParallel makes its buckets
 CACHES = 1 << 11  # a cache of keys and values
 CASTS = 1 << 12  # a matrix product or convolution, which autocast casts weights for
 _OWN = BUCKETS | CACHES | CASTS
+# What a function of torch's goes through where a default device is set, or a subclass of tensors.
+_BETWEEN = ("torch/utils/_device.py", "torch/overrides.py")
 
 _LOADERS = (
     "transformers/modeling_utils.py",
@@ -56,8 +61,9 @@ _SIGNS_OF_FSDP = {
     "_init_sharded_param": BUILT,
     "foreach_all_gather": EXCHANGES,
     "foreach_reduce": EXCHANGES | REDUCES,
+    "post_backward": REDUCES,
 }
-_NATIVE = ("??", ".cpp", ".cc", ".c", ".cu", ".cuh", ".h", ".hpp", ".so")
+_NATIVE = ("??", ".cpp", ".cc", ".c", ".cu", ".cuh", ".h", ".hpp", ".o", ".S", ".so")
 
 
 def is_python(file: str) -> bool:
@@ -70,12 +76,16 @@ def signs_of_frame(file: str, name: str) -> int:
     if not is_python(file):
         if "AccumulateGrad::apply" in name:
             return ACCUMULATES
+        if "autocast::cached_cast" in name:
+            return COPIES
         return BLAS if any(call in name for call in _BLAS_CALLS) else 0
     word = name.rpartition(".")[2]
     if file.endswith(_PRODUCTS) and word in ("forward", "_conv_forward"):
         return CASTS
     if file.endswith("transformers/cache_utils.py"):
         return CACHES
+    if "torchinductor_" in file:
+        return GENERATED
     if file.endswith(_LOADERS) and word != "forward":
         return LOADED
     return _signs_of_torchs(file, word)
@@ -84,6 +94,8 @@ def signs_of_frame(file: str, name: str) -> int:
 def _signs_of_torchs(file: str, name: str) -> int:
     if "torch/optim/" in file:
         return {"_init_group": INIT_GROUP, "zero_grad": CLEARS}.get(name, 0)
+    if file.endswith("torch/utils/_contextlib.py") and name == "decorate_context":
+        return NO_GRAPH
     if "torch/nn/modules/" in file:
         if file.endswith("module.py"):
             return {"_apply": MOVED, "zero_grad": CLEARS, "to_empty": MOVED}.get(name, 0)
@@ -110,7 +122,12 @@ def activity_of_frame(file: str, name: str, *, outermost: bool) -> int:
         return FORWARD
     if file.endswith("torch/utils/checkpoint.py") and name.endswith("recompute_fn"):
         return FORWARD
-    if "torch/optim/" in file and name.rpartition(".")[2] == "step" and "lr_scheduler" not in file:
+    if name.rpartition(".")[2] == "forward" and not is_torchs(file) and is_python(file):
+        return FORWARD  # a program may call it instead of the module
+    if is_torchs_step(file, name):
+        return OPTIMIZER
+    # Around the step of each optimizer, also of one that the program wrote itself.
+    if file.endswith("torch/optim/optimizer.py") and name.endswith("wrapper"):
         return OPTIMIZER
     if "autograd::Engine::" in name:
         return ENGINE
@@ -118,10 +135,22 @@ def activity_of_frame(file: str, name: str, *, outermost: bool) -> int:
         return ENGINE
     if file.endswith("torch/autograd/__init__.py") and name in ("backward", "grad"):
         return ENGINE
-    # The engine's own threads begin in a backward written in Python, or in a checkpoint's hook.
-    if outermost and file.endswith(("torch/autograd/function.py", "torch/utils/checkpoint.py")):
-        return ENGINE
-    return UNCLEAR
+    # The engine's own threads begin in what they call: a backward in Python, or a hook.
+    return ENGINE if outermost and is_python(file) and name not in _BEGINS else UNCLEAR
+
+
+_BEGINS = ("<module>", "_bootstrap", "_run_module_as_main")  # of a program, and of its threads
+
+
+def is_torchs_step(file: str, name: str) -> bool:
+    """Whether this frame is the step of one of torch's optimizers."""
+    is_step = "torch/optim/" in file and name.rpartition(".")[2] == "step"
+    return is_step and "lr_scheduler" not in file
+
+
+def is_torchs(file: str) -> bool:
+    """Whether this file belongs to torch."""
+    return file.startswith("torch/") or "/torch/" in file
 
 
 @dataclass(frozen=True)
@@ -148,38 +177,51 @@ def shown(stacks: Rows, strings: list[str]) -> Shown:
     signs, python = np.zeros(count, np.uint32), np.zeros(count, np.uint32)
     module, call = np.zeros(count, np.uint32), np.zeros(count, np.uint32)
     in_engine, calls, named = [False] * count, [False] * count, [False] * count
+    in_step = [False] * count  # of torch's own, and not in the closure that it calls
     names = {"": 0}
     same: dict[tuple[int, int, int, int], int] = {}
-    by_frame: dict[tuple[int, int, bool], tuple[int, int, bool]] = {}
+    by_frame: dict[tuple[int, int, bool], tuple[int, int, bool, bool, bool]] = {}
     parents, files, functions = (
         column.tolist() for column in (stacks.parent, stacks.file, stacks.function)
     )
     lines = stacks.line.tolist()
+    # Stacks that were cut, or renamed, do not tell whose thread they are of.
+    begins = {strings[functions[row]] for row in range(1, count) if parents[row] == 0}
+    is_whole = not begins.isdisjoint(_BEGINS)
     for row in range(1, count):
         parent, file, function = parents[row], files[row], functions[row]
-        key = (file, function, parent == 0)
+        key = (file, function, parent == 0 and is_whole)
         if key not in by_frame:
             texts = strings[file], strings[function]
             by_frame[key] = (
-                activity_of_frame(*texts, outermost=parent == 0),
+                activity_of_frame(*texts, outermost=key[2]),
                 signs_of_frame(*texts),
                 is_python(strings[file]),
+                is_torchs_step(*texts),
+                is_torchs(strings[file]),
             )
-        own, own_signs, pythons = by_frame[key]
+        own, own_signs, pythons, steps, torchs = by_frame[key]
         in_engine[row] = in_engine[parent] or own == ENGINE
         activity[row] = activity[parent] if own == UNCLEAR else own
+        in_step[row] = steps or in_step[parent]
+        if activity[row] == OPTIMIZER and in_engine[row]:
+            activity[row] = ENGINE  # a hook that steps, in the middle of a backward
+        if in_step[parent] and pythons and not torchs:
+            in_step[row] = False
+            activity[row] = NOTHING if own == UNCLEAR else own
         if activity[row] == FORWARD and in_engine[row]:
             activity[row] = RECOMPUTE
-        calls[row] = own == FORWARD
+        forward = strings[function].rpartition(".")[2] == "forward"
+        calls[row] = own == FORWARD and not forward
         above = int(python[parent])
         # C++'s frames may differ where Python's are the same: the first such row stands for all.
         frame = (above, file, function, lines[row])
         python[row] = same.setdefault(frame, row) if pythons else above
         inherited = int(signs[parent])
-        signs[row] = (inherited & ~_OWN if pythons else inherited) | own_signs
+        through = not pythons or strings[file].endswith(_BETWEEN)
+        signs[row] = (inherited if through else inherited & ~_OWN) | own_signs
         module[row] = module[parent]
-        call[row] = python[row] if own == FORWARD else call[parent]
-        forward = strings[function].rpartition(".")[2] == "forward"
+        call[row] = python[row] if calls[row] else call[parent]
         # The frame in a call is the module's own, or a decorator's until its forward comes.
         named[row] = named[parent] and not calls[row]
         if pythons and not calls[row] and call[row] and (calls[above] or forward > named[row]):

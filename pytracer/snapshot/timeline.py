@@ -14,6 +14,7 @@ from pytracer.snapshot import rows
 from pytracer.snapshot.stacks import (
     ENGINE,
     FORWARD,
+    NO_GRAPH,
     NOTHING,
     OPTIMIZER,
     RECOMPUTE,
@@ -107,6 +108,7 @@ class Doing:
     activity: I64  # that, or the one of the event before
     steps: I64  # where steps of optimizers begin, also those in which nothing happened
     clears: Mask  # which events are in a zero_grad
+    over: Mask  # which are in a step that came to its end
 
 
 @dataclass(frozen=True)
@@ -146,16 +148,17 @@ CUBLAS_BYTES = (32 << 20, 8_519_680)
 _KEPT = 0.5
 
 
-def _trains(group: I64, lives: Blocks, run: I64, begin: I64, of_run: I64) -> Mask:
+def _trains(group: I64, lives: Blocks, run: I64, begin: I64, of_run: I64, shown: Shown) -> Mask:
     """Which runs of modules made a graph: the engine frees blocks of theirs, or a backward follows.
 
-    Where modules ran several times before that backward, or the file ends within a forward, much of
+    What a function makes that wants no graph is no sign of one. Where modules ran several times before that backward, or the file ends within a forward, much of
     what the run made has to be alive then.
     """
     count = len(group)
     forward = of_run == FORWARD
     trains = np.zeros(len(begin), np.bool_)
     scratch = (lives.freed >= count) & np.isin(lives.bytes, CUBLAS_BYTES)
+    scratch |= (shown.signs[lives.stack] & NO_GRAPH) != 0
     made = np.flatnonzero((run[lives.made] >= 0) & (group[lives.made] == FORWARD) & ~scratch)
     of_block, freed = run[lives.made[made]], lives.freed[made]
     trains[of_block[(np.append(group, NOTHING)[freed] == ENGINE)]] = True
@@ -177,7 +180,7 @@ def following(positions: I64, after: I64, none: int) -> I64:
     return found
 
 
-def timeline(activity: I64, lives: Blocks, before: int) -> Timeline:
+def timeline(activity: I64, lives: Blocks, before: int, shown: Shown) -> Timeline:
     """Cuts the events from `before` on into runs and intervals."""
     count = len(activity)
     group = np.where(activity == RECOMPUTE, ENGINE, activity)
@@ -188,7 +191,7 @@ def timeline(activity: I64, lives: Blocks, before: int) -> Timeline:
     run[before:] = np.repeat(np.arange(len(begin)), end - begin)
     of_run = group[begin]
 
-    trains = _trains(group, lives, run, begin, of_run)
+    trains = _trains(group, lives, run, begin, of_run, shown)
     interval_of_run = np.zeros(len(begin), np.int64)
     kind: list[int] = []
     kept_from: list[int] = []

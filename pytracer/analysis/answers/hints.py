@@ -176,6 +176,7 @@ _ENABLE = {
     "`_record_memory_history(max_entries=1_000_000)`",
     "beginning": "its history begins after they were made; enable it with "
     "`_record_memory_history()` before the model is made",
+    "end": "it ends before it shows what becomes of them; record two steps or more",
     "frees": 'its frees have no stacks; enable them with `_record_memory_history(context="all")`',
 }
 
@@ -185,8 +186,8 @@ def _unknown(trace: Trace, peak: usage.Peak) -> Iterator[str]:
     if amount <= 0.01 * peak.bytes:
         return
     if meta.of(trace).imported:
-        lacks = [_ENABLE[name] for name in meta.of(trace).lacks if name in _ENABLE]
-        more = lacks[0] if lacks else "record with `with pytracer.trace():` to see it"
+        first = next(iter(meta.of(trace).lacks), "")
+        more = _ENABLE.get(first, "record with `with pytracer.trace():` to see it")
         yield f"This snapshot does not show the purpose of {size_text(amount)}: {more}."
     else:
         yield (

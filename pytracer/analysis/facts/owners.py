@@ -20,7 +20,7 @@ _LIBRARY = re.compile(
     r"|(^|/)pytracer/(basics|capture|cli(?!/demo\.py)|cost|imagined|integrations|lab|reading|recording)/"
     r"|(^|/)pytracer/__main__\.py$|(^|/)bin/pytracer$"
     r"|^<frozen |(^|/)(contextlib|functools|runpy)\.py$"
-    r"|^(\?\?)?$|\.(c|cc|cpp|cu|cuh|h|hpp|pyx|S)$"  # the C++ frames of another tool's recording
+    r"|^(\?\?)?$|\.(c|cc|cpp|cu|cuh|h|hpp|o|pyx|S)$"  # the C++ frames of another tool's recording
 )
 # Ops that only allocate. If the program itself calls one, the op still owns its block.
 _FACTORY = re.compile(r"aten::((new_)?empty(_like|_strided|_permuted)?|resize_)$")
