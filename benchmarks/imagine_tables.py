@@ -155,7 +155,7 @@ def scratch(document: Document) -> str:
 def _bound(row: Document, way: str) -> int:
     import torch
 
-    from pytracer.imagined import scratch as bounds
+    from pytracer.imagined import convolutions as bounds
 
     with torch.device("meta"):
         dtype = getattr(torch, row["dtype"])

@@ -1,0 +1,404 @@
+"""What a convolution takes from torch's allocator on a card beside its result.
+
+torch asks cuDNN for a plan, and gives it the scratch that the plan wants. cuDNN says the same without a
+card, where it is installed. Some of its engines need a driver before they show up, so where one of them
+may come first the scratch is an interval:
+
+- cuBLASLt's, for a product: a kernel of one pixel that moves by one.
+- Fourier transforms, and Winograd's for the gradient of a weight of 3 by 3, in float32.
+- Those made at run time, for a convolution of each channel by itself.
+
+Of torch, these are ConvShared.cpp, Conv_v8.cpp and Convolution.cpp. Without cuDNN's answer all is an interval.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from pytracer.imagined import cudnn, persistent
+from pytracer.imagined.cards import Card
+from pytracer.imagined.scratch import SMALL, Scratch, aten
+
+_CHANNELS = 8
+_MOST_INDEX = 2**31 - 1
+_IMAGE, _VIDEO = 4, 5  # dimensions
+_HALVES = ("float16", "bfloat16")
+_OF_CUBLASLT = 32 << 20  # at most
+_LITTLE = 512  # bytes that the allocator gives anyway
+# What an H100 says of itself. The answers depend on the capability only.
+_PROPERTIES = (
+    '{"maxGridSize":[2147483647,65535,65535],"maxBlockSize":[1024,1024,64],"regsPerBlock":65536,'
+    '"multiProcessorCount":132,"warpSize":32,"maxSharedMemoryPerBlock":49152,'
+    '"maxSharedMemoryPerBlockOptin":232448,"reservedSharedMemoryPerBlock":1024,"maxRegistersPerSM":65536,'
+    '"maxCtasPerSM":32,"maxThreadsPerBlock":1024,"maxThreadsPerSM":2048,"pciDeviceId":6,"isTccDriver":0,'
+    '"supportCoopLaunch":1,"totalGlobalMem":85017493504,"smClockRateKHz":1980000,"memClockRateKHz":2619000,'
+    '"l2CacheSize":52428800,"cudaDeviceId":0,"deviceVer":900,"driverVer":13000,'
+    '"deviceName":"NVIDIA H100 80GB HBM3"}'
+)
+# How many clusters of so many blocks run at once, as cuOccupancyMaxActiveClusters of an H100 said
+# (gpu "NVIDIA H100 80GB HBM3", driver 580.159): where a block fills a processor, and where two fit.
+_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15, 10: 7, 12: 7, 16: 7}
+_CLUSTERS_OF_TWO = {
+    1: 264,
+    2: 132,
+    3: 79,
+    4: 62,
+    5: 47,
+    6: 39,
+    7: 32,
+    8: 30,
+    10: 21,
+    12: 16,
+    16: 14,
+}
+_TWO_FIT = (
+    "input",
+    "float16",
+    1,
+    0,
+)  # the only kernel seen of which two fit: operation, dtype, two knobs
+_ASKED_WITH = 18  # processors that cuDNN counts without a driver
+_PROCESSORS = 132
+_CARDS = {"H100": _CLUSTERS, "H200": {one: _CLUSTERS[one] for one in (1, 2)}}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One pass, as torch hands it to cuDNN: each tensor's sizes and strides."""
+
+    operation: str  # forward, input, weight
+    dtype: str
+    x: tuple[tuple[int, ...], tuple[int, ...]]
+    w: tuple[tuple[int, ...], tuple[int, ...]]
+    y: tuple[tuple[int, ...], tuple[int, ...]]
+    padding: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool
+    last: bool  # channels last
+    tf32: bool
+    deterministic: bool
+    copies: tuple[int, ...] = ()  # bytes of what torch first brings into this order
+
+    def question(self) -> dict[str, Any]:
+        """For cuDNN."""
+        names = (
+            "operation",
+            "dtype",
+            "x",
+            "w",
+            "y",
+            "padding",
+            "stride",
+            "dilation",
+            "tf32",
+            "deterministic",
+        )
+        return {"card": _PROPERTIES, **{name: getattr(self, name) for name in names}}
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """The sizes of the kernel."""
+        return self.w[0][2:]
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a product of matrices."""
+        return {*self.kernel, *self.stride} == {1} and not any(self.padding)
+
+    @property
+    def by_channel(self) -> bool:
+        """Whether each channel is on its own."""
+        return self.groups > 1 and self.w[0][1] == 1
+
+
+class Convolutions:
+    """The scratch of a run's convolutions."""
+
+    def __init__(self, card: Card | None, library: cudnn.Cudnn | None) -> None:
+        """Starts cuDNN when the first convolution runs.
+
+        Args:
+            card: the imagined card; None is a host.
+            library: cuDNN, if it is installed.
+        """
+        self._clusters = _CARDS.get(card.name) if card else None
+        self._library = library if self._clusters else None
+        self._has_started = False
+        self.passes = self.exact = 0
+
+    def taken(self, func: Any, args: tuple[Any, ...], result: Any) -> list[tuple[Any, Scratch]]:
+        """What the operator makes, one after the other, and the scratch for each."""
+        if func is aten.convolution.default:
+            x, w, _, *how, groups = args
+            made, operations = [result], ["forward"]
+        else:
+            grad, x, w, _, *how, groups, _ = args
+            made, operations, result = result[:2], ["input", "weight"], grad
+        tensors = (x, w, result)
+        found = []
+        for one, operation in zip(made, operations, strict=True):
+            if one is not None:
+                found.append((one, self._of_pass(operation, tensors, how, groups)))
+        return found
+
+    def document(self) -> dict[str, Any]:
+        """How many passes there were, and of how many the scratch is sure."""
+        return {"passes": self.passes, "exact": self.exact, "cudnn": self._version()}
+
+    def close(self) -> None:
+        """Ends cuDNN's process."""
+        if self._library is not None:
+            self._library.close()
+
+    def _of_pass(self, operation: str, tensors: Any, how: Any, groups: int) -> Scratch:
+        at_most = of_pass(*tensors)
+        self.passes += 1
+        problem = _problem(operation, tensors, how, groups)
+        found = None if problem is None else self.of_problem(problem, at_most.most)
+        if found is None or problem is None:
+            return at_most
+        self.exact += found.most - found.least <= _LITTLE
+        return replace(found, beside=problem.copies)
+
+    def of_problem(self, problem: Problem, most: int) -> Scratch | None:
+        """The scratch of a pass, which would take at most so many bytes; None if it is not known."""
+        if self._clusters is None:
+            return None
+        if problem.by_channel and problem.transposed:
+            return None
+        if problem.by_channel and _takes_nothing_by_channel(problem):
+            return Scratch(0, 0)
+        if problem.by_channel and problem.dtype in _HALVES and _is_flat(problem):
+            return Scratch(0, max(most, _of_sums_by_channel(problem)))
+        if problem.is_product and _product_takes_nothing(problem):
+            return Scratch(0, 0)
+        answer = self._answer(problem)
+        if answer is None:
+            return None
+        if problem.is_product:
+            return Scratch(0, max(_OF_CUBLASLT, answer.most))
+        if problem.dtype == "float32" and not problem.tf32 and _may_transform(problem):
+            return Scratch(0, max(most, answer.most, _of_fourier(problem), _of_winograd(problem)))
+        if problem.dtype == "float32" and _may_be_winograd(problem):
+            other = _of_winograd(problem)
+            return Scratch(min(answer.least, other), max(answer.most, other))
+        return answer
+
+    def _answer(self, problem: Problem) -> Scratch | None:
+        """What the first plan takes that cuDNN shows without a driver."""
+        if self._version() not in cudnn.MEASURED or self._library is None or self._clusters is None:
+            return None
+        answer = self._library.ask(problem.question())
+        size, unsplit = answer.get("bytes"), answer.get("unsplit")
+        if not isinstance(size, int) or not isinstance(unsplit, int):
+            return None
+        knobs = dict(answer["knobs"])
+        kernel = persistent.Kernel(problem.operation, problem.dtype, knobs)
+        if knobs.get(persistent.SHARES) != 0 or persistent.ACROSS not in knobs:
+            return Scratch(size, size)
+        where = (problem.operation, problem.dtype, knobs[persistent.TILE], knobs[persistent.LENGTH])
+        clusters = (_CLUSTERS_OF_TWO if where == _TWO_FIT else self._clusters).get(kernel.cluster)
+        if knobs[persistent.TILE] not in persistent.TILES:
+            return None
+        tiles, steps = kernel.tiles(problem.x[0], problem.w[0], problem.y[0])
+        there = _ASKED_WITH - _ASKED_WITH % kernel.cluster
+        least, most = kernel.scratch(tiles, steps, there)
+        copies = unsplit - kernel.plain(tiles, there)
+        holds = least - _LITTLE <= size - copies <= most + _LITTLE
+        if clusters is None or problem.groups > 1 or not holds:
+            return Scratch(copies, copies + kernel.at_most(_PROCESSORS))
+        least, most = kernel.scratch(tiles, steps, clusters * kernel.cluster)
+        return Scratch(copies + least, copies + most)
+
+    def _version(self) -> int:
+        if self._library is None:
+            return 0
+        if not self._has_started:
+            self._has_started = True
+            self._library.start()
+        return self._library.version
+
+
+def of_pass(x: Any, w: Any, y: Any) -> Scratch:
+    """At most, of a pass of a convolution of `x` to `y`.
+
+    cuDNN's kernels want other layouts, so they copy the input and the output, and for a weight's
+    gradient they add up partial results. At most each is there twice, and the weight four times.
+    """
+    return Scratch(0, 2 * (_padded(x) + _padded(y)) + 16 * math.prod(w.shape) + SMALL)
+
+
+def _padded(tensor: Any) -> int:
+    """The bytes of a copy, which has a multiple of eight channels."""
+    batch, channels, *rest = tensor.shape
+    channels += -channels % _CHANNELS
+    return int(batch * channels * math.prod(rest) * tensor.element_size())
+
+
+# ---------------------------------------------------------------- what torch asks
+
+
+def _problem(operation: str, tensors: Any, how: Any, groups: int) -> Problem | None:
+    """The pass as torch hands it to cuDNN; None where it does not."""
+    stride, padding, dilation, transposed, output_padding = how
+    backend = torch.backends.cudnn
+    dtype = str(tensors[0].dtype).removeprefix("torch.")
+    if (
+        not backend.enabled
+        or backend.benchmark
+        or dtype not in ("float32", *_HALVES)
+        or any(one.dtype != tensors[0].dtype for one in tensors)
+        or any(more >= moves for more, moves in zip(output_padding, stride, strict=True))
+        or any(one.numel() > _MOST_INDEX or not one.numel() for one in tensors)
+    ):
+        return None
+    try:
+        tf32 = bool(backend.allow_tf32)
+    except RuntimeError:  # the program has said it in both ways that torch has
+        return None
+    images = [_as_image(one) for one in tensors]
+    moves = [list(one) for one in (padding, stride, dilation)]
+    if len(moves[0]) == 1:
+        for one, first in zip(moves, (0, 1, 1), strict=True):
+            one.insert(0, first)
+    last = any(_has_channels_last(*one) for one in images[:2])
+    copies = tuple(
+        int(one.nbytes)
+        for one, image in zip(tensors, images, strict=True)
+        if not _lies(*image, last=last)
+    )
+    x, w, y = (_in_order(*one, last=last) for one in images)
+    if transposed:
+        x, y = y, x
+        operation = {"forward": "input", "input": "forward"}.get(operation, operation)
+    return Problem(
+        operation,
+        dtype,
+        x,
+        w,
+        y,
+        padding=tuple(moves[0]),
+        stride=tuple(moves[1]),
+        dilation=tuple(moves[2]),
+        groups=groups,
+        transposed=transposed,
+        last=last,
+        tf32=tf32,
+        deterministic=bool(backend.deterministic),
+        copies=copies,
+    )
+
+
+def _as_image(tensor: Any) -> tuple[list[int], list[int]]:
+    """Sizes and strides. A row is an image of one line."""
+    sizes, strides = [int(one) for one in tensor.shape], [int(one) for one in tensor.stride()]
+    if len(sizes) < _IMAGE:
+        strides.insert(2, sizes[2] * strides[2])
+        sizes.insert(2, 1)
+    return sizes, strides
+
+
+def _order(count: int, last: bool) -> list[int]:
+    """The dimensions, from the innermost."""
+    inner = range(count - 1, 1, -1)
+    return [1, *inner, 0] if last else [*inner, 1, 0]
+
+
+def _has_channels_last(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """As is_channels_last_strides of torch: what is in both orders counts as channels first."""
+    least = 0
+    for one in _order(len(sizes), last=True):
+        if strides[one] < least or not strides[1] or (one == 0 and least == strides[1]):
+            return False
+        least = strides[one] * max(sizes[one], 1)
+    return True
+
+
+def _lies(sizes: Sequence[int], strides: Sequence[int], *, last: bool) -> bool:
+    """Whether the tensor is contiguous in this order."""
+    expected = 1
+    for one in _order(len(sizes), last):
+        if sizes[one] != 1:
+            if strides[one] != expected:
+                return False
+            expected *= sizes[one]
+    return True
+
+
+def _in_order(
+    sizes: Sequence[int], strides: Sequence[int], *, last: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Contiguous in this order. A dimension of one has the stride that fixSizeOneDimStride of torch gives it."""
+    fixed, expected = list(strides), 1
+    for one in _order(len(sizes), last):
+        fixed[one] = expected
+        expected *= sizes[one]
+    return tuple(sizes), tuple(fixed)
+
+
+def _is_flat(problem: Problem) -> bool:
+    """Whether it has rows and columns only."""
+    return len(problem.kernel) == _IMAGE - 2
+
+
+# ---------------------------------------------------------------- engines that need a driver
+
+
+def _takes_nothing_by_channel(problem: Problem) -> bool:
+    """Whether torch's own kernel does each channel, or an engine of cuDNN's that is made at run time."""
+    if _is_flat(problem) and problem.operation != "weight":
+        return True
+    return not problem.last and not (_is_flat(problem) and problem.dtype == "float16")
+
+
+def _product_takes_nothing(problem: Problem) -> bool:
+    """Whether cuBLASLt's engine comes first and takes at most 400 bytes, as in all measured passes."""
+    if problem.operation == "weight" or problem.dtype not in _HALVES or problem.groups > 1:
+        return False
+    return problem.last or math.prod(problem.x[0][2:]) % 4 == 0
+
+
+def _may_transform(problem: Problem) -> bool:
+    """Whether a Fourier or Winograd engine may be the first."""
+    moves = {*problem.stride, *problem.dilation}
+    return moves == {1} and _is_flat(problem) and min(problem.kernel) > 1
+
+
+def _may_be_winograd(problem: Problem) -> bool:
+    return (
+        problem.operation == "weight"
+        and not problem.last
+        and problem.groups == 1
+        and set(problem.kernel) == {3}
+        and _may_transform(problem)
+    )
+
+
+def _of_winograd(problem: Problem) -> int:
+    """Tiles of 4 by 4 pixels with their border, 6 by 6, of all three tensors."""
+    (batch, _, *_), (_, _, high, wide) = problem.x[0], problem.y[0]
+    tiles = batch * -(-high // 4) * -(-wide // 4)
+    inside, out = problem.x[0][1], problem.y[0][1]
+    return 6 * 6 * 4 * (tiles * (inside + out) + inside * out)
+
+
+def _of_fourier(problem: Problem) -> int:
+    """At most, the complex spectrum of tiles of 32 by 32 pixels, of all three tensors."""
+    batch, inside, *_ = problem.x[0]
+    sizes = [max(pair) for pair in zip(problem.x[0][2:], problem.y[0][2:], strict=True)]
+    tiles = batch * math.prod(
+        -(-size // (33 - kernel)) for size, kernel in zip(sizes, problem.kernel, strict=True)
+    )
+    out = problem.y[0][1]
+    return 32 * 32 * 8 * (tiles * (inside + out) + inside * out) + SMALL
+
+
+def _of_sums_by_channel(problem: Problem) -> int:
+    """Partial sums of the gradient of each channel's kernel: 256 were measured, with channels in groups."""
+    channels = problem.w[0][0] + -problem.w[0][0] % 32
+    return 4 * 256 * channels * math.prod(problem.kernel)
