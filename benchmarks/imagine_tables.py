@@ -152,6 +152,22 @@ def scratch(document: Document) -> str:
     )
 
 
+def claims(document: Document) -> str:
+    """How often what cuDNN says without a card is what a card took."""
+    lines = [
+        "| passes measured on | passes | exact | of these right | within the bounds |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for one in document["files"].values():
+        where = one["measured"]
+        lines.append(
+            f"| {where['device']}, torch {where['torch']}, {where['date'][:10]} | {one['passes']:,} | "
+            f"{one['exact']:,} ({one['exact'] / one['passes']:.0%}) | {one['exact_and_right']:,} | "
+            f"{one['within']:,} |"
+        )
+    return "\n".join(lines)
+
+
 def _bound(row: Document, way: str) -> int:
     import torch
 

@@ -140,25 +140,41 @@ class Convolutions:
             grad, x, w, _, *how, groups, _ = args
             made, operations, result = result[:2], ["input", "weight"], grad
         tensors = (x, w, result)
-        found = []
-        for one, operation in zip(made, operations, strict=True):
-            if one is not None:
-                found.append((one, self._of_pass(operation, tensors, how, groups)))
-        return found
+        # What torch brings into the kernel's order, and keeps until the pass ends.
+        copied = {"forward": "xw", "input": "xyw" if made[-1] is not None else "yw", "weight": "xy"}
+        return [
+            (one, self._of_pass(operation, tensors, how, groups, copied[operation]))
+            for one, operation in zip(made, operations, strict=True)
+            if one is not None
+        ]
 
     def document(self) -> dict[str, Any]:
-        """How many passes there were, and of how many the scratch is sure."""
-        return {"passes": self.passes, "exact": self.exact, "cudnn": self._version()}
+        """How many passes there were, of how many the scratch is sure, and what would make more so."""
+        version = self._version() if self.passes else 0
+        return {
+            "passes": self.passes,
+            "exact": self.exact,
+            "cudnn": version,
+            "advice": self._advice(),
+        }
+
+    def _advice(self) -> str:
+        if not self.passes or self._clusters is None or self._version() in cudnn.MEASURED:
+            return ""
+        if self._library is None:
+            return f"cuDNN would say most of that without a card: {cudnn.ADVICE}"
+        found = f"cuDNN {self._version()}" if self._version() else "A cuDNN that does not load"
+        return f"{found} is installed, which was never held against a card: {cudnn.ADVICE}"
 
     def close(self) -> None:
         """Ends cuDNN's process."""
         if self._library is not None:
             self._library.close()
 
-    def _of_pass(self, operation: str, tensors: Any, how: Any, groups: int) -> Scratch:
+    def _of_pass(self, operation: str, tensors: Any, how: Any, groups: int, copied: str) -> Scratch:
         at_most = of_pass(*tensors)
         self.passes += 1
-        problem = _problem(operation, tensors, how, groups)
+        problem = _problem(operation, tensors, how, groups, copied)
         found = None if problem is None else self.of_problem(problem, at_most.most)
         if found is None or problem is None:
             return at_most
@@ -243,9 +259,13 @@ def _padded(tensor: Any) -> int:
 # ---------------------------------------------------------------- what torch asks
 
 
-def _problem(operation: str, tensors: Any, how: Any, groups: int) -> Problem | None:
-    """The pass as torch hands it to cuDNN; None where it does not."""
-    stride, padding, dilation, transposed, output_padding = how
+def _problem(operation: str, tensors: Any, how: Any, groups: int, copied: str) -> Problem | None:
+    """The pass as torch hands it to cuDNN, after copies of the tensors that are named; None where it does not."""
+    *moves, transposed, output_padding = how
+    ways = tensors[0].dim() - 2
+    stride, padding, dilation, output_padding = (
+        [*one] * (ways if len(one) == 1 else 1) for one in (*moves, output_padding)
+    )
     backend = torch.backends.cudnn
     dtype = str(tensors[0].dtype).removeprefix("torch.")
     if (
@@ -262,15 +282,13 @@ def _problem(operation: str, tensors: Any, how: Any, groups: int) -> Problem | N
     except RuntimeError:  # the program has said it in both ways that torch has
         return None
     images = [_as_image(one) for one in tensors]
-    moves = [list(one) for one in (padding, stride, dilation)]
-    if len(moves[0]) == 1:
-        for one, first in zip(moves, (0, 1, 1), strict=True):
-            one.insert(0, first)
+    if ways == 1:
+        stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
     last = any(_has_channels_last(*one) for one in images[:2])
     copies = tuple(
         int(one.nbytes)
-        for one, image in zip(tensors, images, strict=True)
-        if not _lies(*image, last=last)
+        for name, one, image in zip("xwy", tensors, images, strict=True)
+        if name in copied and not _lies(*image, last=last)
     )
     x, w, y = (_in_order(*one, last=last) for one in images)
     if transposed:
@@ -282,9 +300,9 @@ def _problem(operation: str, tensors: Any, how: Any, groups: int) -> Problem | N
         x,
         w,
         y,
-        padding=tuple(moves[0]),
-        stride=tuple(moves[1]),
-        dilation=tuple(moves[2]),
+        padding=tuple(padding),
+        stride=tuple(stride),
+        dilation=tuple(dilation),
         groups=groups,
         transposed=transposed,
         last=last,
