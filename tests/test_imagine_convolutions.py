@@ -158,7 +158,7 @@ def test_another_cudnn_than_the_measured_is_not_believed() -> None:
     known = Convolutions(find("H100"), answers)
     _convolve(known, *_tensors((2, 64, 28, 28), (64, 64, 3, 3)), padding=1)
     assert not answers.questions
-    assert known.document()["advice"].startswith("cuDNN 90800 is installed")
+    assert known.document()["advice"].startswith("The installed cuDNN 90800 was never")
 
 
 def test_a_tensor_in_the_wrong_order_is_copied_first(asked: Any) -> None:
@@ -269,7 +269,7 @@ def test_a_library_that_does_not_load_leaves_the_interval(tmp_path: Path, text: 
     known = Convolutions(find("H100"), cudnn.Cudnn(file))
     taken = _convolve(known, *_tensors((2, 64, 28, 28), (64, 64, 3, 3)), padding=1)
     assert taken.least == 0 < taken.most
-    assert known.document()["advice"].startswith("A cuDNN that does not load is installed")
+    assert known.document()["advice"].startswith("A cuDNN is installed that does not load")
 
 
 @pytest.mark.parametrize("said", ["", "nonsense", "[1]", "{}"])
@@ -282,6 +282,23 @@ def test_a_process_that_says_something_else_has_no_answer(tmp_path: Path, said: 
     assert asker.start()
     assert asker.ask(PROBLEM.question()) == {}
     asker.close()
+
+
+def test_a_process_that_says_nothing_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cudnn, "_SECONDS", 0.5)
+    child = tmp_path / "child.py"
+    child.write_text("import time\ntime.sleep(60)\n")
+    assert not cudnn.Cudnn(tmp_path / "libcudnn.so.9", child).start()
+
+
+def test_the_same_question_is_asked_once(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asker = cudnn.Cudnn(fake)
+    asker.start()
+    first = asker.ask(PROBLEM.question())
+    asker.close()
+    assert asker.ask(PROBLEM.question()) == first
 
 
 def test_the_table_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

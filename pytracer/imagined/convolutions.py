@@ -163,12 +163,17 @@ class Convolutions:
             return ""
         if self._library is None:
             return f"cuDNN would say most of that without a card: {cudnn.ADVICE}"
-        found = f"cuDNN {self._version()}" if self._version() else "A cuDNN that does not load"
-        return f"{found} is installed, which was never held against a card: {cudnn.ADVICE}"
+        if not self._version():
+            return "A cuDNN is installed that does not load here"
+        found = f"The installed cuDNN {self._version()} was never held against a card"
+        return (
+            found if torch.backends.cuda.is_built() else f"{found}: {cudnn.ADVICE} has one that was"
+        )
 
     def close(self) -> None:
         """Ends cuDNN's process."""
-        if self._library is not None:
+        if self._library is not None and self._has_started:
+            self._has_started = False
             self._library.close()
 
     def _of_pass(self, operation: str, tensors: Any, how: Any, groups: int, copied: str) -> Scratch:

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ MEASURED = (91900,)  # the versions whose answers were held against a card
 ADVICE = 'pip install "pytracer[cudnn]"'
 _CHILD = Path(__file__).with_name("cudnn_child.py")
 _LIBRARY = "libcudnn.so.9"
+_SECONDS = 60  # for an answer, of which each takes milliseconds
 
 
 class Cudnn:
@@ -30,6 +32,7 @@ class Cudnn:
         self._command = [sys.executable, "-I", "-S", str(child), str(library)]
         self._process: subprocess.Popen[str] | None = None
         self._answers: dict[str, dict[str, Any]] = {}
+        self._lock = threading.Lock()
         self.version = 0  # until it has started
 
     def start(self) -> bool:
@@ -47,9 +50,10 @@ class Cudnn:
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """The answer, which is empty where cuDNN has none. The same question is asked once."""
         text = json.dumps(question)
-        if text not in self._answers:
-            self._answers[text] = self._asked(text)
-        return self._answers[text]
+        with self._lock:
+            if text not in self._answers:
+                self._answers[text] = self._asked(text)
+            return self._answers[text]
 
     def close(self) -> None:
         """Ends the process."""
@@ -70,8 +74,13 @@ class Cudnn:
         return self._read()
 
     def _read(self) -> dict[str, Any]:
-        stream = self._process.stdout if self._process else None
-        line = stream.readline() if stream else ""
+        process = self._process
+        if process is None or process.stdout is None:
+            return {}
+        late = threading.Timer(_SECONDS, process.kill)
+        late.start()
+        line = process.stdout.readline()
+        late.cancel()
         try:
             answer = json.loads(line)
         except ValueError:  # it has ended, or said something else
