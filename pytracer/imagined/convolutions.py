@@ -38,31 +38,14 @@ _PROPERTIES = (
     '"l2CacheSize":52428800,"cudaDeviceId":0,"deviceVer":900,"driverVer":13000,'
     '"deviceName":"NVIDIA H100 80GB HBM3"}'
 )
-# How many clusters of so many blocks run at once, as cuOccupancyMaxActiveClusters of an H100 said
-# (gpu "NVIDIA H100 80GB HBM3", driver 580.159): where a block fills a processor, and where two fit.
+# How many clusters of so many blocks run at once if each fills a processor, as
+# cuOccupancyMaxActiveClusters of an H100 said ("NVIDIA H100 80GB HBM3", driver 580.159).
 _CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15, 10: 7, 12: 7, 16: 7}
-_CLUSTERS_OF_TWO = {
-    1: 264,
-    2: 132,
-    3: 79,
-    4: 62,
-    5: 47,
-    6: 39,
-    7: 32,
-    8: 30,
-    10: 21,
-    12: 16,
-    16: 14,
-}
-_TWO_FIT = (
-    "input",
-    "float16",
-    1,
-    0,
-)  # the only kernel seen of which two fit: operation, dtype, two knobs
+_ANYWHERE = 2  # blocks of a cluster that fit on any pair of processors
+_OTHER_CLUSTERS = (1, 0)  # two knobs of a kernel in half precision that ran fewer of eight
 _ASKED_WITH = 18  # processors that cuDNN counts without a driver
 _PROCESSORS = 132
-_CARDS = {"H100": _CLUSTERS, "H200": {one: _CLUSTERS[one] for one in (1, 2)}}
+_CARDS = {"H100": _CLUSTERS, "H200": {one: _CLUSTERS[one] for one in range(1, _ANYWHERE + 1)}}
 
 
 @dataclass(frozen=True)
@@ -222,8 +205,10 @@ class Convolutions:
         kernel = persistent.Kernel(problem.operation, problem.dtype, knobs)
         if knobs.get(persistent.SHARES) != 0 or persistent.ACROSS not in knobs:
             return Scratch(size, size)
-        where = (problem.operation, problem.dtype, knobs[persistent.TILE], knobs[persistent.LENGTH])
-        clusters = (_CLUSTERS_OF_TWO if where == _TWO_FIT else self._clusters).get(kernel.cluster)
+        clusters = self._clusters.get(kernel.cluster)
+        which = (knobs[persistent.TILE], knobs[persistent.LENGTH])
+        if problem.dtype in _HALVES and which == _OTHER_CLUSTERS and kernel.cluster > _ANYWHERE:
+            clusters = None
         if knobs[persistent.TILE] not in persistent.TILES:
             return None
         tiles, steps = kernel.tiles(problem.x[0], problem.w[0], problem.y[0])
