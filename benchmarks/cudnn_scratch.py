@@ -310,7 +310,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     given = drawn_rows(options.seed, options.drawn) if options.drawn else rows()
-    name = "cudnn-drawn" if options.drawn else "cudnn-scratch"
+    name = f"cudnn-drawn-{options.seed}" if options.drawn else "cudnn-scratch"
     torch.cuda.init()
     torch.zeros(1, device="cuda")  # from here on the allocator counts
     found: dict[str, list[dict[str, Any]]] = {"recurrent": [], "convolutions": []}

@@ -5,7 +5,8 @@ card, where it is installed. Some of its engines need a driver before they show 
 may come first the scratch is an interval:
 
 - cuBLASLt's, for a product: a kernel of one pixel that moves by one.
-- Fourier transforms, and Winograd's for the gradient of a weight of 3 by 3, in float32.
+- Fourier transforms in float32, with TensorFloat-32 for kernels wider than 3 and channels first.
+- Winograd's for the gradient of a weight of 3 by 3, in float32.
 - Those made at run time, for a convolution of each channel by itself.
 
 Of torch, these are ConvShared.cpp, Conv_v8.cpp and Convolution.cpp. Without cuDNN's answer all is an interval.
@@ -23,6 +24,8 @@ from pytracer.imagined.cards import Card
 from pytracer.imagined.scratch import SMALL, Scratch, aten
 
 _CHANNELS = 8
+_FEW_PIXELS = 3  # of a kernel's side
+_MOST_WHOLE = 256  # pixels of a side that are transformed as a whole
 _MOST_INDEX = 2**31 - 1
 _IMAGE, _VIDEO = 4, 5  # dimensions
 _HALVES = ("float16", "bfloat16")
@@ -186,7 +189,7 @@ class Convolutions:
             return None
         if problem.is_product:
             return Scratch(0, max(_OF_CUBLASLT, answer.most))
-        if problem.dtype == "float32" and not problem.tf32 and _may_transform(problem):
+        if problem.dtype == "float32" and _may_be_fourier(problem):
             return Scratch(0, max(most, answer.most, _of_fourier(problem), _of_winograd(problem)))
         if problem.dtype == "float32" and _may_be_winograd(problem):
             other = _of_winograd(problem)
@@ -368,13 +371,21 @@ def _product_takes_nothing(problem: Problem) -> bool:
     """Whether cuBLASLt's engine comes first and takes at most 400 bytes, as in all measured passes."""
     if problem.operation == "weight" or problem.dtype not in _HALVES or problem.groups > 1:
         return False
-    return problem.last or math.prod(problem.x[0][2:]) % 4 == 0
+    if problem.last:
+        return all(one[0][1] % _CHANNELS == 0 for one in (problem.x, problem.y))
+    return math.prod(problem.x[0][2:]) % 4 == 0
 
 
 def _may_transform(problem: Problem) -> bool:
     """Whether a Fourier or Winograd engine may be the first."""
     moves = {*problem.stride, *problem.dilation}
     return moves == {1} and _is_flat(problem) and min(problem.kernel) > 1
+
+
+def _may_be_fourier(problem: Problem) -> bool:
+    """With TensorFloat-32 other engines are faster for kernels of 3 by 3, and where channels are last."""
+    is_slow = not problem.tf32 or (not problem.last and max(problem.kernel) > _FEW_PIXELS)
+    return is_slow and _may_transform(problem)
 
 
 def _may_be_winograd(problem: Problem) -> bool:
@@ -396,14 +407,19 @@ def _of_winograd(problem: Problem) -> int:
 
 
 def _of_fourier(problem: Problem) -> int:
-    """At most, the complex spectrum of tiles of 32 by 32 pixels, of all three tensors."""
-    batch, inside, *_ = problem.x[0]
+    """At most, the complex spectra of all three tensors: of tiles of 32 by 32 pixels, or of whole images.
+
+    A whole image has a border, and its sides are powers of two.
+    """
+    batch, inside, out = problem.x[0][0], problem.x[0][1], problem.y[0][1]
     sizes = [max(pair) for pair in zip(problem.x[0][2:], problem.y[0][2:], strict=True)]
-    tiles = batch * math.prod(
-        -(-size // (33 - kernel)) for size, kernel in zip(sizes, problem.kernel, strict=True)
-    )
-    out = problem.y[0][1]
-    return 32 * 32 * 8 * (tiles * (inside + out) + inside * out) + SMALL
+    sides = list(zip(sizes, problem.kernel, strict=True))
+    tiles = batch * math.prod(-(-size // (33 - kernel)) for size, kernel in sides)
+    most = 32 * 32 * (tiles * (inside + out) + inside * out)
+    whole = [1 << (size + kernel - 2).bit_length() for size, kernel in sides]
+    if max(whole) <= _MOST_WHOLE:
+        most = max(most, math.prod(whole) * (batch * (inside + out) + inside * out))
+    return 8 * most + SMALL
 
 
 def _of_sums_by_channel(problem: Problem) -> int:

@@ -6,6 +6,7 @@ It is the cuDNN of torch's own CUDA build, or that of `pip install "pytracer[cud
 import contextlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -36,9 +37,13 @@ class Cudnn:
         self.version = 0  # until it has started
 
     def start(self) -> bool:
-        """Loads the library, and returns whether that worked."""
+        """Loads the library, and returns whether that worked.
+
+        The process sees no card, because cuDNN's answers follow a card that it sees.
+        """
         self._process = subprocess.Popen(
             self._command,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
