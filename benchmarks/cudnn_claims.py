@@ -128,15 +128,15 @@ def main() -> None:
         for file, document in documents.items()
     }
     known.close()
-    found[HELD_OUT]["first"] = _first(options.out) or kept.only(found[HELD_OUT], *COUNTS)
+    found[HELD_OUT]["first"] = _first() or kept.only(found[HELD_OUT], *COUNTS)
     print(found)
     write(options.out, NAME, {"files": found}, device="cpu")
 
 
-def _first(folder: Path | None) -> dict[str, int] | None:
+def _first() -> dict[str, int] | None:
     """What was first said of the passes that were held out, if that was kept."""
-    path = None if folder is None else folder / f"{NAME}-cpu.json"
-    if path is None or not path.exists():
+    path = RESULTS / f"{NAME}-cpu.json"
+    if not path.exists():
         return None
     first: dict[str, int] | None = kept.read(path)["files"].get(HELD_OUT, {}).get("first")
     return first

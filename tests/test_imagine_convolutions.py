@@ -94,6 +94,24 @@ def test_what_took_more_than_was_once_said_is_an_interval(
     assert not all(one.is_exact for one in found)
 
 
+@pytest.mark.parametrize("side", [2, 4, 32, 33, 65])
+@pytest.mark.parametrize("operation", ["forward", "input", "weight"])
+def test_a_kernel_of_any_width_has_an_interval(operation: str, side: int) -> None:
+    problem = replace(
+        PROBLEM,
+        operation=operation,
+        dtype="float32",
+        w=((64, 64, side, side), (64 * side * side, side * side, side, 1)),
+        last=False,
+        tf32=False,
+    )
+    answers = Answers()
+    answers.ask = lambda _: {"bytes": 0, "unsplit": 0, "knobs": {}}  # type: ignore[method-assign]
+    said = Convolutions(find("H100"), answers).of_problem(problem, 0)
+    assert said is not None
+    assert said.least == 0 < said.most
+
+
 @pytest.mark.skipif(cudnn.installed() is None, reason="cuDNN is not installed")
 @pytest.mark.parametrize("file", [*FILES])
 @pytest.mark.nightly

@@ -409,12 +409,13 @@ def _of_winograd(problem: Problem) -> int:
 def _of_fourier(problem: Problem) -> int:
     """At most, the complex spectra of all three tensors: of tiles of 32 by 32 pixels, or of whole images.
 
-    A whole image has a border, and its sides are powers of two.
+    A whole image has a border, and its sides are powers of two. One shape took more than tiles do. Which engine
+    did it is not known; whole images are more than it took.
     """
     batch, inside, out = problem.x[0][0], problem.x[0][1], problem.y[0][1]
     sizes = [max(pair) for pair in zip(problem.x[0][2:], problem.y[0][2:], strict=True)]
     sides = list(zip(sizes, problem.kernel, strict=True))
-    tiles = batch * math.prod(-(-size // (33 - kernel)) for size, kernel in sides)
+    tiles = batch * math.prod(-(-size // max(33 - kernel, 1)) for size, kernel in sides)
     most = 32 * 32 * (tiles * (inside + out) + inside * out)
     whole = [1 << (size + kernel - 2).bit_length() for size, kernel in sides]
     if max(whole) <= _MOST_WHOLE:
