@@ -39,7 +39,7 @@ test: $(BUILT)
 	@$(call python,test) -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist worksteal)
 
 nightly: $(BUILT) tidy
-	@$(call python,test programs torch-tests core) tools/nightly.py $(ARGS)
+	@$(call python,test programs torch-tests core cudnn) tools/nightly.py $(ARGS)
 
 build: $(BUILT)
 

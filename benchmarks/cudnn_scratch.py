@@ -1,6 +1,7 @@
 """Measures the scratch that cuDNN takes from torch's allocator, by operator, shape, dtype and layout.
 
     python benchmarks/cudnn_scratch.py --out benchmarks/results      # needs a GPU, about 3 minutes
+    python benchmarks/cudnn_scratch.py --out benchmarks/results --drawn 240 --seed 1    # other convolutions
 
 For convolutions: the bytes beyond the results of the forward pass, of the gradient of the input and
 of the gradient of the weight. For recurrent layers: the packed weights, the reserve that stays for
@@ -11,6 +12,8 @@ import argparse
 import functools
 import gc
 import itertools
+import math
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -87,6 +90,77 @@ def _shapes() -> Iterator[Shape]:
     yield Shape((16, 256, 28, 28), (256, 8, 3, 3), 1, 1, 32)  # ResNeXt
     yield Shape((1, 64, 512, 512), (64, 64, 3, 3), 1, 1)
     yield Shape((1, 128, 1024, 1024), (128, 128, 3, 3), 1, 1)
+
+
+_KINDS = ("plain", "plain", "plain", "point", "grouped", "depthwise", "transposed", "dilated")
+_LARGEST = 1 << 27  # elements of an input or of a result
+_OF_DRAWN = (  # dtype, and whether TensorFloat-32 may be used
+    (torch.float32, True),
+    (torch.float32, False),
+    (torch.float16, True),
+    (torch.bfloat16, True),
+)
+
+
+def drawn(seed: int, count: int) -> Iterator[tuple[Shape, torch.dtype, bool, bool]]:
+    """Yields convolutions drawn at random: the shape, the dtype, channels last, and TensorFloat-32."""
+    chance = random.Random(seed)
+    while count:
+        shape = _drawn(chance)
+        dtype, tf32 = chance.choice(_OF_DRAWN)
+        last = chance.random() < 0.5
+        if shape is not None:
+            count -= 1
+            yield shape, dtype, last, tf32
+
+
+def _drawn(chance: random.Random) -> Shape | None:
+    """A convolution of some kind, or None where it is too large or has no result."""
+    ways, kind = chance.choice((1, 2, 2, 2, 3)), chance.choice(_KINDS)
+    size = chance.choice(
+        {1: (64, 300, 1500, 4000), 2: (7, 14, 28, 33, 56, 112), 3: (8, 12, 16, 32)}[ways]
+    )
+    batch = chance.choice((1, 2, 3, 4, 8, 16, 32))
+    inside, out = (
+        chance.choice((3, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)) for _ in "io"
+    )
+    kernel, stride, dilation, groups = (
+        chance.choice((2, 3, 3, 3, 4, 5, 7)),
+        chance.choice((1, 1, 2)),
+        1,
+        1,
+    )
+    if kind == "point":
+        kernel = 1
+    elif kind == "grouped":
+        inside, out = (one - one % 8 or 16 for one in (inside, out))
+        groups = chance.choice((2, 4, 8))
+    elif kind == "depthwise":
+        out = groups = inside
+    elif kind == "dilated":
+        dilation = 2
+    transposed = kind == "transposed"
+    padding = chance.choice((0, dilation * (kernel - 1) // 2))
+    channels = (inside, out // groups) if transposed else (out, inside // groups)
+    shape = Shape(
+        (batch, inside, *[size] * ways),
+        (*channels, *[kernel] * ways),
+        stride,
+        padding,
+        groups,
+        dilation,
+        transposed,
+    )
+    reach = dilation * (kernel - 1)
+    length = (
+        (size - 1) * stride - 2 * padding + reach + 1 if transposed else size + 2 * padding - reach
+    )
+    elements = max(inside * size**ways, out * max(length, 0) ** ways) * batch
+    return (
+        shape
+        if length > 0 and elements <= _LARGEST and math.prod(shape.weight) <= _LARGEST
+        else None
+    )
 
 
 def scratch(run: Callable[[], Any]) -> int:
@@ -197,6 +271,18 @@ def recurrent(kind: str, sizes: tuple[Any, ...], dtype: torch.dtype) -> dict[str
 Row = tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]
 
 
+def drawn_rows(seed: int, count: int) -> Iterator[Row]:
+    """Yields the rows of convolutions drawn at random."""
+    for shape, dtype, last, tf32 in drawn(seed, count):
+        row = {**shape._asdict(), "dtype": _name(dtype), "last": last, "tf32": tf32}
+        yield "convolutions", row, functools.partial(_with_tf32, tf32, shape, dtype, last)
+
+
+def _with_tf32(tf32: bool, shape: Shape, dtype: torch.dtype, last: bool) -> dict[str, Any]:
+    torch.backends.cudnn.allow_tf32 = tf32
+    return convolution(shape, dtype, last)
+
+
 def rows() -> Iterator[Row]:
     """Yields every row's kind, its description, and the function that measures it."""
     names = ("input", "hidden", "layers", "both", "batch", "length", "dropout")
@@ -218,12 +304,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=LONGEST)
+    parser.add_argument(
+        "--drawn", type=int, default=0, help="so many convolutions, drawn at random"
+    )
+    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    given = drawn_rows(options.seed, options.drawn) if options.drawn else rows()
+    name = f"cudnn-drawn-{options.seed}" if options.drawn else "cudnn-scratch"
     torch.cuda.init()
     torch.zeros(1, device="cuda")  # from here on the allocator counts
     found: dict[str, list[dict[str, Any]]] = {"recurrent": [], "convolutions": []}
     end = time.perf_counter() + options.seconds
-    for kind, row, measure in rows():
+    for kind, row, measure in given:
         if time.perf_counter() > end:
             print(f"stopped after {options.seconds} s", flush=True)
             break
@@ -234,9 +326,9 @@ def main() -> None:
         gc.collect()
         torch.cuda.empty_cache()
         if sum(map(len, found.values())) % KEPT_EVERY == 0:
-            write(options.out, "cudnn-scratch", found)
+            write(options.out, name, found)
     print({kind: len(measured) for kind, measured in found.items()}, flush=True)
-    write(options.out, "cudnn-scratch", found)
+    write(options.out, name, found)
 
 
 if __name__ == "__main__":

@@ -34,9 +34,12 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from benchmarks import kept, slug  # noqa: E402
-from benchmarks.imagine_programs import PROGRAMS, fused, trains, words  # noqa: E402
+from benchmarks import imagine_programs, kept, slug  # noqa: E402
+from benchmarks.imagine_convolutions import CONVOLUTIONS  # noqa: E402
+from benchmarks.imagine_programs import fused, trains, words  # noqa: E402
 
+PROGRAMS = imagine_programs.PROGRAMS | CONVOLUTIONS
+CARD = "H100"  # which the results are measured on
 MOST_OPS = 12
 LONGEST = 120  # seconds for one program
 AT_ONCE = 8  # programs, which fit on the GPU together
@@ -80,7 +83,7 @@ def imagined(name: str) -> dict[str, Any]:
     import pytracer
 
     begin = time.perf_counter()
-    with pytracer.imagine("H200") as t:
+    with pytracer.imagine(CARD) as t:
         PROGRAMS[name]("cuda")
     seconds = time.perf_counter() - begin
     counters = t.data.meta["counters"]["end"]["cuda:0"]

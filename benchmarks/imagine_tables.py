@@ -20,14 +20,20 @@ def models(document: Document) -> str:
     lines += [f"| {' | '.join(row)} |" for row in rows]
     measured = (
         f"Measured on {machine['device']}, torch {machine['torch']}, cuDNN {machine['cudnn']}"
-        f"{_with_transformers(machine.get('transformers'))}, {machine['date'][:10]}."
+        f"{_with_transformers(machine.get('transformers'))}, {machine['date'][:10]}.{_apart(document)}"
     )
     return "\n".join([*lines, "", measured + _again(machine), *_beside(document)])
 
 
+def _apart(document: Document) -> str:
+    """The programs that were measured on other days than the rest."""
+    days = {name: row["taken"] for name, row in document["programs"].items() if "taken" in row}
+    return f" {'; '.join(days)}: {', '.join(sorted({*days.values()}))}." if days else ""
+
+
 def _row(name: str, ways: Document) -> list[str]:
     real, imagined, alone = (ways.get(way, {}) for way in ("real", "imagined", "alone"))
-    problem = next((ways[way]["problem"] for way in ways if "problem" in ways[way]), "")
+    problem = next((one["problem"] for one in (real, imagined, alone) if "problem" in one), "")
     if "peak" not in real or "peak" not in imagined:
         first = problem.splitlines()[0].partition(": ")[2] if problem else "not run"
         why = textwrap.shorten(first, 110, placeholder=" ...")
@@ -81,10 +87,7 @@ def ranks(document: Document) -> str:
             cells.setdefault(_of_rank(row, rank), []).append(str(rank))
         lines += [f"| {name} | {', '.join(those)} | {text} |" for text, those in cells.items()]
     measured = f"Measured on {machine['device']}, torch {machine['torch']}, {machine['date'][:10]}."
-    earlier = [name for name, row in document["programs"].items() if "taken" in row]
-    if earlier:
-        days = sorted({document["programs"][name]["taken"] for name in earlier})
-        measured += f" {'; '.join(earlier)}: {', '.join(days)}."
+    measured += _apart(document)
     return "\n".join([*lines, "", measured + _again(machine), *_beside(document)])
 
 
@@ -171,10 +174,34 @@ def scratch(document: Document) -> str:
     )
 
 
+def claims(document: Document) -> str:
+    """How often what cuDNN says without a card is what a card took."""
+    lines = [
+        "| passes | measured on | passes | exact | of these right | within the bounds |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for one in document["files"].values():
+        where, title = one["measured"], one["title"]
+        on = f"{where['device']}, torch {where['torch']}, {where['date'][:10]}"
+        if "first" in one:
+            lines.append(_claimed(f"{title}, as first asked", on, one["first"]))
+            title = "the same, with the rules that they changed"
+        lines.append(_claimed(title, on, one))
+    return "\n".join(lines)
+
+
+def _claimed(title: str, where: str, counts: Document) -> str:
+    passes, exact = counts["passes"], counts["exact"]
+    return (
+        f"| {title} | {where} | {passes:,} | {exact:,} ({exact / passes:.0%}) | "
+        f"{counts['exact_and_right']:,} | {counts['within']:,} |"
+    )
+
+
 def _bound(row: Document, way: str) -> int:
     import torch
 
-    from pytracer.imagined import scratch as bounds
+    from pytracer.imagined import convolutions as bounds
 
     with torch.device("meta"):
         dtype = getattr(torch, row["dtype"])

@@ -20,6 +20,7 @@ A table stands between markers such as `<!-- overhead:begin -->` and `<!-- overh
     imagine-ranks                   imagine_ranks.py, on two GPUs
     replays                         imagine.py replays
     imagine-scratch                 cudnn_scratch.py, on a GPU
+    imagine-claims                  cudnn_claims.py
     imagine-peers                   estimators.py
     imagine-open-models             open_models.py
     exports                         exports.py
@@ -483,6 +484,7 @@ def main() -> int:
         ("large", "imagine-large-*.json"),
         ("ranks", "imagine-ranks-*.json"),
         ("scratch", "cudnn-scratch-*.json"),
+        ("claims", "cudnn-claims-*.json"),
         ("peers", "imagine-peers-*.json"),
         ("open-models", "open-models.json"),
     ):

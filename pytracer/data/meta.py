@@ -117,6 +117,7 @@ class Imagined(NamedTuple):
     scratch_at_most: int = 0
     not_counted: tuple[str, ...] = ()  # layers whose memory on a host only their library knows
     doubts: tuple[Doubt, ...] = ()
+    advice: str = ""  # what would make the scratch of convolutions sure
 
 
 class Group(NamedTuple):
@@ -404,7 +405,12 @@ def _imagined(value: Any) -> Imagined | None:
             for row in _objects(value.get("doubts"))
             if (size := _whole(row.get("bytes"))) is not None
         ),
+        advice=_advice(value.get("convolutions")),
     )
+
+
+def _advice(convolutions: Any) -> str:
+    return _text(convolutions.get("advice")) if isinstance(convolutions, dict) else ""
 
 
 def _sharding(document: Mapping[str, Any]) -> Sharding:

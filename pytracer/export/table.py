@@ -57,6 +57,8 @@ def _imagined(now: Overview, terminal: Terminal) -> list[str]:
     if imagined.peak_at_most is not None:
         most = size_text(imagined.peak_at_most)
         text += f". With {unknown(imagined)} the peak is at most {most}"
+    if imagined.advice:
+        text += f". {imagined.advice}"
     if imagined.not_counted:
         layers = " and ".join(imagined.not_counted)
         text += f". The peak is at least this: what oneDNN takes for {layers} is not known"

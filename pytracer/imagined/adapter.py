@@ -30,6 +30,7 @@ from pytracer.data._native import C
 from pytracer.imagined import (
     attention,
     checkpoints,
+    convolutions,
     ctc,
     doubts,
     kernels,
@@ -85,6 +86,7 @@ class Fakes:
         take: Callable[[scratch.Scratch], None],
         sizes_: sizes.Sizes,
         doubts_: doubts.Doubts,
+        convolutions_: convolutions.Convolutions,
     ) -> None:
         """Changes nothing yet.
 
@@ -95,9 +97,10 @@ class Fakes:
             attention_: replaces `scaled_dot_product_attention`, if anything does.
             ran: called with each operator of the device, its arguments and its result after it ran.
             job: the ranks of which the program is one.
-            take: takes the scratch of a convolution or of a recurrent layer.
+            take: takes the scratch of a call.
             sizes_: makes up sizes that depend on values.
             doubts_: is shown every tensor that was made.
+            convolutions_: knows their scratch.
         """
         self._known = Known(is_fake)
         self._known.assumes = reads.assumes
@@ -115,6 +118,7 @@ class Fakes:
             sizes_,
             self._composites,
             doubts_,
+            convolutions_,
         )
         self._reads, self._memory, self._job = reads, memory, job
 
@@ -209,6 +213,7 @@ class _Watching(TorchDispatchMode):
         sizes_: sizes.Sizes,
         composites: attention.Composites,
         doubts_: doubts.Doubts,
+        convolutions_: convolutions.Convolutions,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._mode, self._job, self._take, self._sizes = mode, job, take, sizes_
@@ -218,7 +223,7 @@ class _Watching(TorchDispatchMode):
         self._used: torch.device | None = None  # the card's number is what the program says
         self._kernels = kernels.Kernels(take, attention_)
         self._composites = composites
-        self._doubts = doubts_
+        self._doubts, self._convolutions = doubts_, convolutions_
         sizes_.knows(known)
 
     def __torch_dispatch__(
@@ -273,7 +278,7 @@ class _Watching(TorchDispatchMode):
         held = scratch.blocks(scratch.copies(func, args)) if ours and self._is_card else []
         self._memory.back(held)
         if func in scratch.CONVOLUTIONS and ours:
-            for made, taken in scratch.of_convolution(func, args, result):
+            for made, taken in self._convolutions.taken(func, args, result):
                 self._memory.back([made])
                 self._take(taken)
         made_first = len(ours) - _MADE_FIRST.get(func, 0)
@@ -304,7 +309,7 @@ class _Watching(TorchDispatchMode):
             return result
         count = isinstance(problem, DynamicOutputShapeException)
         needed = "a count of them" if count else "values"
-        raise errors.CannotImagine(_needs(func, needed, self._sizes.way)) from None
+        raise errors.CannotImagine(self._sizes.are_needed(func, needed)) from None
 
     def _copied(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """A copy to the host waits for the card."""
@@ -361,17 +366,6 @@ def _is_of_the_engine() -> bool:
     while frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS):
         frame = frame.f_back
     return frame is not None and frame.f_code is _RUNS_BACKWARD
-
-
-def _needs(func: Any, needed: str, sizes_way: str | None) -> str:
-    experts = 'For the rows of experts, say sizes="balanced" or sizes="worst" (--sizes). Or skip'
-    if sizes_way is not None:  # it was said, and this follows from no choice of a router
-        experts = "Skip"
-    return (
-        f"{where()}: {func} returns a result that depends on a tensor's values ({needed}), and "
-        f"an imagined run has none. {experts} it while imagining: "
-        "`if not pytracer.is_imagining():`"
-    )
 
 
 def _stand_in(tensor: torch.Tensor) -> Any:

@@ -21,6 +21,7 @@ from pytracer.data.recorded import Trace
 from pytracer.imagined import (
     attention,
     checkpoints,
+    cudnn,
     frameworks,
     hosts,
     kernels,
@@ -32,6 +33,7 @@ from pytracer.imagined import (
 )
 from pytracer.imagined.adapter import CPU, Fakes, is_fake
 from pytracer.imagined.cards import Card, find
+from pytracer.imagined.convolutions import Convolutions
 from pytracer.imagined.doubts import Doubts
 from pytracer.imagined.patches import replaced
 from pytracer.imagined.ranks import Job
@@ -95,6 +97,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         self._compiled: list[str] = []
         self._not_counted: set[str] = set()
         self._doubts = Doubts()
+        self._convolutions = Convolutions(self.card, cudnn.installed())
         self._stack = contextlib.ExitStack()
         self._session: _Session | None = None
         self._data: Trace | None = None
@@ -197,6 +200,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
                 _nothing,
                 self._sizes,
                 self._doubts,
+                self._convolutions,
             )
         operator = attention.Attention(self.card)
         library = attention.library(operator)
@@ -214,8 +218,18 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
                 self._scratch.hold(*blocks)
 
         take = self._scratch.take
+        stack.callback(self._convolutions.close)
         fakes = Fakes(
-            "cuda", device, self._reads, operator, ran, self._job, take, self._sizes, self._doubts
+            "cuda",
+            device,
+            self._reads,
+            operator,
+            ran,
+            self._job,
+            take,
+            self._sizes,
+            self._doubts,
+            self._convolutions,
         )
         # Last, because the modules that torch imports for its fake tensors must see the real devices.
         stack.enter_context(surface.described(self.card, device, self._job.shelf))
@@ -234,7 +248,11 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
             **(
                 {}
                 if card is None
-                else {**_facts(card), **self._scratch.document(any_end=self._job.shelf.has_kept)}
+                else {
+                    **_facts(card),
+                    **self._scratch.document(any_end=self._job.shelf.has_kept),
+                    "convolutions": self._convolutions.document(),
+                }
             ),
         }
 

@@ -19,7 +19,6 @@ _SPARSE = 9  # the argument of an embedding bag's gradient
 _FEW_WORDS = 3072  # up to here the gradient of a table is summed without sorting its words
 _RUN = 10  # words that are summed together
 _WARP = 32
-_CHANNELS = 8
 SMALL = 8 << 20  # what the smallest convolutions take
 
 
@@ -94,23 +93,6 @@ def of_onednn(func: Any) -> str:
     if func in CONVOLUTIONS:
         return "convolutions"
     return "recurrent layers" if func.name().startswith("aten::mkldnn_rnn_layer") else ""
-
-
-def of_convolution(func: Any, args: tuple[Any, ...], result: Any) -> list[tuple[Any, Scratch]]:
-    """What a convolution makes, one after the other, and the scratch for each.
-
-    cuDNN's kernels want other layouts, so they copy the input and the output, and for a weight's
-    gradient they add up partial results. At most each is there twice, and the weight four times.
-    """
-    if func is aten.convolution.default:
-        return [(result, of_pass(args[0], args[1], result))]
-    taken = of_pass(args[1], args[2], args[0])
-    return [(one, taken) for one in result[:2] if one is not None]
-
-
-def of_pass(x: Any, w: Any, y: Any) -> Scratch:
-    """The scratch of one pass of a convolution of `x` to `y`."""
-    return Scratch(0, 2 * (_padded(x) + _padded(y)) + 16 * math.prod(w.shape) + SMALL)
 
 
 def of_table(func: Any, args: tuple[Any, ...]) -> Scratch:
@@ -257,10 +239,3 @@ def beside(func: Any, args: Any, result: Any) -> list[list[int]]:
 
 _PUTS = frozenset((aten.index_put.default, aten.index_put_.default))
 _ADDS = 3  # the argument
-
-
-def _padded(tensor: Any) -> int:
-    """The bytes of a copy, which has a multiple of eight channels."""
-    batch, channels, *rest = tensor.shape
-    channels += -channels % _CHANNELS
-    return int(batch * channels * math.prod(rest) * tensor.element_size())

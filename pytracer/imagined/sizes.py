@@ -14,6 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pytracer.basics.private_torch import without_modes
 from pytracer.imagined.known import Known
+from pytracer.imagined.standins import where
 
 WAYS = ("balanced", "worst")
 
@@ -49,6 +50,19 @@ class Sizes:
     def knows(self, known: Known) -> None:
         """`known`: the values that are known, and that learn the counts."""
         self._known = known
+
+    def are_needed(self, func: Any, needed: str) -> str:
+        """Says that an operator's result depends on what is needed and not known."""
+        experts = (
+            'For the rows of experts, say sizes="balanced" or sizes="worst" (--sizes). Or skip'
+        )
+        if self.way is not None:  # it was said, and this follows from no choice of a router
+            experts = "Skip"
+        return (
+            f"{where()}: {func} returns a result that depends on a tensor's values ({needed}), and "
+            f"an imagined run has none. {experts} it while imagining: "
+            "`if not pytracer.is_imagining():`"
+        )
 
     def ran(self, func: Any, args: Any, result: Any) -> None:
         """Notes what an operator that ran has made of choices."""

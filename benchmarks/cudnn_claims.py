@@ -1,0 +1,146 @@
+"""Holds what imagined runs say of convolutions' scratch against the passes that were measured on a card.
+
+    python benchmarks/cudnn_claims.py --out benchmarks/results     # needs cuDNN (pytracer[cudnn]), no GPU
+
+A pass is exact if its two bounds are the same block. An exact pass is right if the card took that block,
+and an interval if the card took something between its bounds.
+
+The passes that were held out were measured when the rules were there. What was first said of them is kept,
+because rules that have changed since may know them.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from benchmarks import kept  # noqa: E402
+from benchmarks.imagine import write  # noqa: E402
+from pytracer.imagined import convolutions, cudnn  # noqa: E402
+from pytracer.imagined.cards import find  # noqa: E402
+from pytracer.imagined.scratch import Scratch  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results"
+FILES = {
+    f"cudnn-{name}-nvidia-h100-80gb-hbm3.json": title
+    for name, title in (
+        ("scratch", "chosen shapes"),
+        ("drawn-1", "drawn shapes"),
+        ("drawn-2", "drawn shapes, held out"),
+    )
+}
+HELD_OUT = tuple(FILES)[-1]
+NAME = "cudnn-claims"
+COUNTS = ("passes", "exact", "exact_and_right", "within")
+OPERATIONS = ("forward", "input", "weight")
+LITTLE = 512  # bytes: less is the same block
+
+
+class Claim(NamedTuple):
+    """What was said of one pass, and what it took."""
+
+    row: dict[str, Any]
+    operation: str
+    said: Scratch
+    measured: int
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether one block was said."""
+        return self.said.most - self.said.least <= LITTLE
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the card took what was said."""
+        return self.said.least - LITTLE <= self.measured <= self.said.most + LITTLE
+
+
+def claims(rows: Iterable[dict[str, Any]], known: convolutions.Convolutions) -> Iterator[Claim]:
+    """Yields what is said of each pass of each measured row."""
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        for row in rows:
+            if "of_forward" not in row:
+                continue
+            torch.backends.cudnn.allow_tf32 = row.get("tf32", True)
+            for operation, said in zip(OPERATIONS, _said(row, known), strict=True):
+                yield Claim(row, operation, said, row[f"of_{operation}"])
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def _said(row: dict[str, Any], known: convolutions.Convolutions) -> list[Scratch]:
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    layout = layouts.get(len(row["input"])) if row["last"] else None
+    ways = len(row["input"]) - 2
+    how = [[row[name]] * ways for name in ("stride", "padding", "dilation")]
+    rest = (row["transposed"], [0] * ways, row["groups"])
+    with torch.device("meta"):
+        dtype = getattr(torch, row["dtype"])
+        x, w = (
+            torch.empty(row[name], dtype=dtype).to(memory_format=layout or torch.contiguous_format)
+            for name in ("input", "weight")
+        )
+        y = torch.ops.aten.convolution.default(x, w, None, *how, *rest)
+        y = y.to(memory_format=layout or torch.contiguous_format)
+    forward, backward = torch.ops.aten.convolution, torch.ops.aten.convolution_backward
+    made = known.taken(forward.default, (x, w, None, *how, *rest), y)
+    given = (y, x, w, None, *how, *rest, [True, True, False])
+    made += known.taken(backward.default, given, (x, w, None))
+    return [said for _, said in made]
+
+
+def counted(found: Iterable[Claim]) -> dict[str, int]:
+    """How many passes there were, were exact, were exact and right, and were within their bounds."""
+    listed = list(found)
+    return {
+        "passes": len(listed),
+        "exact": sum(one.is_exact for one in listed),
+        "exact_and_right": sum(one.is_exact and one.is_right for one in listed),
+        "within": sum(one.is_right for one in listed),
+    }
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    library = cudnn.installed()
+    if library is None:
+        parser.exit(1, f"cuDNN is not installed: {cudnn.ADVICE}\n")
+    known = convolutions.Convolutions(find("H100"), library)
+    documents = {file: kept.read(RESULTS / file) for file in FILES}
+    found: dict[str, dict[str, Any]] = {
+        file: {
+            "title": FILES[file],
+            "measured": {
+                name: document["machine"][name] for name in ("device", "torch", "cudnn", "date")
+            },
+            **counted(claims(document["convolutions"], known)),
+        }
+        for file, document in documents.items()
+    }
+    known.close()
+    found[HELD_OUT]["first"] = _first() or kept.only(found[HELD_OUT], *COUNTS)
+    print(found)
+    write(options.out, NAME, {"files": found}, device="cpu")
+
+
+def _first() -> dict[str, int] | None:
+    """What was first said of the passes that were held out, if that was kept."""
+    path = RESULTS / f"{NAME}-cpu.json"
+    if not path.exists():
+        return None
+    first: dict[str, int] | None = kept.read(path)["files"].get(HELD_OUT, {}).get("first")
+    return first
+
+
+if __name__ == "__main__":
+    main()
