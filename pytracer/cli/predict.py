@@ -8,7 +8,7 @@ from typing import Any
 from pytracer import errors
 from pytracer.cli import output, progress
 from pytracer.cli.command import Command
-from pytracer.cli.imagine import add_wish, wish
+from pytracer.cli.imagining import add_wish, wish
 
 
 class Fits(Command):
