@@ -15,6 +15,7 @@ from typing import Any
 from pytracer import errors
 from pytracer.basics.version import __version__
 from pytracer.cli import (
+    baseline,
     check,
     completion,
     export,
@@ -35,6 +36,7 @@ COMMANDS: tuple[Command, ...] = (
     run.Run(),
     show.Watch(),
     check.Check(),
+    baseline.Baseline(),
     predict.Fits(),
     predict.WhatIf(),
     imagine.Imagine(),

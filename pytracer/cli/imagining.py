@@ -66,7 +66,7 @@ def add_run(parser: argparse.ArgumentParser, *, on: str, write: bool = False) ->
     _add_model(parser)
 
 
-def add_wish(parser: argparse.ArgumentParser, *, write: bool = True) -> None:
+def add_wish(parser: Any, *, write: bool = True) -> None:
     """Adds the options that say what the program may touch."""
     from pytracer.sandbox import launch
 
