@@ -57,7 +57,7 @@ MAY_IMPORT_TORCH = {
     "basics/private_torch.py",
     *(f"cli/{name}.py" for name in ("demo", "measure", "show")),
     *(f"cost/{name}.py" for name in ("classes", "flops", "measure", "peaks")),
-    *(f"recording/{name}.py" for name in ("api", "offload", "traced_program", "trial")),
+    *(f"recording/{name}.py" for name in ("api", "applied", "offload", "traced_program", "trial")),
     *(f"lab/gemm/{name}.py" for name in ("device", "kernels", "operands", "sweep", "timer")),
 }
 

@@ -28,17 +28,25 @@ class Regression(NamedTuple):
     old: str
     new: str
     found: str  # a text of the line that is to be named, after the edit
+    module: str = ""  # of transformers, if the line is there: bert, or bert.BertOutput for one class
 
     def text(self) -> str:
         before = source(self.program)
         assert before.count(self.old) == 1, (self.program, self.old, before.count(self.old))
         return before.replace(self.old, self.new)
 
-    def line(self) -> int:
-        (number,) = (
-            at for at, line in enumerate(self.text().splitlines(), 1) if self.found in line
-        )
-        return number
+    def line(self) -> str:
+        """The line to be named, as tables spell it."""
+        text, file = self.text(), f"{self.program}.py"
+        name, _, inside = self.module.partition(".")
+        if name:
+            import transformers
+
+            file = f"transformers/models/{name}/modeling_{name}.py"
+            text = (Path(transformers.__file__).parents[1] / file).read_text()
+        lines = list(enumerate(text.splitlines(), 1))
+        first = next(at for at, line in lines if f"class {inside}" in line) if inside else 1
+        return f"{file}:{next(at for at, line in lines if at >= first and self.found in line)}"
 
 
 _BACKWARD = "    loss.backward()\n"
@@ -61,7 +69,7 @@ REGRESSIONS = [
     Regression(
         "bert", "hidden states asked for", "labels=labels)",
         "labels=labels, output_hidden_states=True)\n    hidden.append(out.hidden_states)",
-        "out = model(",
+        "self.LayerNorm(hidden_states", "bert.BertOutput",
     ),
     Regression("llama", "checkpointing lost", "model.gradient_checkpointing_enable", "str", "loss = model("),
     Regression("llama", "weights of 32 bits", "torch.bfloat16", "torch.float32", "loss = model("),
@@ -69,7 +77,7 @@ REGRESSIONS = [
         "llama", "a cache returned", "use_cache=False", "use_cache=True", "loss = model("
     ),
     Regression(
-        "convolutions", "not in place", "nn.ReLU(inplace=True)", "nn.ReLU()", "return self.activate("
+        "convolutions", "another activation", "nn.ReLU(inplace=True)", "nn.SiLU()", "return self.activate("
     ),
     Regression("convolutions", "larger images", "SIZE = 64", "SIZE = 96", "return self.activate("),
     Regression(

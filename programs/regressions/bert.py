@@ -7,8 +7,8 @@ config = BertConfig(num_hidden_layers=2, num_labels=3, **shape)
 model = BertForSequenceClassification(config).to("cuda")
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 hidden = []
-step = 0
 # the loop
+step = 0
 while step < 4:
     ids = torch.randint(30522, (16, 128), device="cuda")
     labels = torch.randint(3, (16,), device="cuda")

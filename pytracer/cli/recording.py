@@ -150,6 +150,15 @@ OPTIONS = (
         for_environment=False,
     ),
     Option(
+        "apply",
+        ("--apply",),
+        Path,
+        "make the changes of this plan, which pytracer fit has written",
+        "FILE",
+        otherwise="none",
+        for_environment=False,
+    ),
+    Option(
         "stacks",
         ("--stacks",),
         _switch,
@@ -378,6 +387,12 @@ def plan(settings: Settings, program: Sequence[str], **more: Any) -> "Plan":
     from pytracer.recording.traced_program import Plan
 
     values = {option.key: option.default for option in OPTIONS} | dict(settings)
+    if values["apply"] is not None:
+        from pytracer.reading import plan_file
+
+        more["changes"] = changes = plan_file.read(values["apply"]).changes
+        for key in ("checkpoint", "offload"):
+            values[key] = (*values[key], *getattr(changes, key))
     return Plan(
         tuple(program),
         output=values["path"],
