@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "reading": {*FORECASTS, "cost", "export", "ranks", "sandbox", "snapshot"},
     "recording": {*FACTS, "capture", "cost", "export", "reading"},
     "imagined": {*FORECASTS, "capture", "reading", "recording", "sandbox"},
-    "integrations": {*TRACE, "capture", "export", "reading", "recording"},
+    "integrations": {*TRACE, "capture", "export", "imagined", "reading", "recording"},
     # Nothing but the command line knows it.
     "lab": {*ANSWERS, "capture", "cost", "export", "reading", "recording"},
     "cli": {*FORECASTS, "capture", "cost", "export", "imagined", "lab", "ranks", "reading"}

@@ -28,7 +28,8 @@ class Regression(NamedTuple):
     old: str
     new: str
     found: str  # a text of the line that is to be named, after the edit
-    module: str = ""  # of transformers, if the line is there: bert, or bert.BertOutput for one class
+    library: str = ""  # the file of transformers, if the line is in one
+    inside: str = ""  # the class there
 
     def text(self) -> str:
         before = source(self.program)
@@ -38,93 +39,71 @@ class Regression(NamedTuple):
     def line(self) -> str:
         """The line to be named, as tables spell it."""
         text, file = self.text(), f"{self.program}.py"
-        name, _, inside = self.module.partition(".")
-        if name:
+        if self.library:
             import transformers
 
-            file = f"transformers/models/{name}/modeling_{name}.py"
+            file = f"transformers/{self.library}.py"
             text = (Path(transformers.__file__).parents[1] / file).read_text()
         lines = list(enumerate(text.splitlines(), 1))
-        first = next(at for at, line in lines if f"class {inside}" in line) if inside else 1
+        first = next((at for at, line in lines if f"class {self.inside}(" in line), 1)
         return f"{file}:{next(at for at, line in lines if at >= first and self.found in line)}"
 
 
 _BACKWARD = "    loss.backward()\n"
 _KEPT = "    loss.backward()\n    losses.append({0})\n"
+_GPT2 = ("self.lm_head(", "models/gpt2/modeling_gpt2", "GPT2LMHeadModel")
+_BERT = ("self.LayerNorm(hidden_states", "models/bert/modeling_bert", "BertOutput")
+_SDPA = ("torch.nn.functional.scaled_dot_product_attention(", "integrations/sdpa_attention")
 
+# fmt: off
 REGRESSIONS = [
-    Regression("mlp", "a wider layer", "WIDTH = 512", "WIDTH = 2048", "self.down(self.up(x)"),
-    Regression("mlp", "an optimizer with state", "SGD(", "AdamW(", "optimizer.step()"),
-    Regression(
-        "mlp", "an input kept", _BACKWARD, _KEPT.format("x"), "x = torch.randn(ROWS"
-    ),
-    Regression("gpt2", "a cast forgotten", "enabled=True", "enabled=False", "model(input_ids=ids"),
-    Regression("gpt2", "logits kept", _BACKWARD, _KEPT.format("given.logits"), "model(input_ids=ids"),
-    Regression("gpt2", "a longer text", "LENGTH = 128", "LENGTH = 256", "model(input_ids=ids"),
-    Regression(
-        "bert", "an average of the weights", "step = 0\n",
-        "step = 0\nimport copy\n\naverage = copy.deepcopy(model)\n", "copy.deepcopy(model)",
-    ),
-    Regression("bert", "no fused optimizer", "fused=True", "foreach=True", "optimizer.step()"),
-    Regression(
-        "bert", "hidden states asked for", "labels=labels)",
-        "labels=labels, output_hidden_states=True)\n    hidden.append(out.hidden_states)",
-        "self.LayerNorm(hidden_states", "bert.BertOutput",
-    ),
-    Regression("llama", "checkpointing lost", "model.gradient_checkpointing_enable", "str", "loss = model("),
-    Regression("llama", "weights of 32 bits", "torch.bfloat16", "torch.float32", "loss = model("),
-    Regression(
-        "llama", "a cache returned", "use_cache=False", "use_cache=True", "loss = model("
-    ),
-    Regression(
-        "convolutions", "another activation", "nn.ReLU(inplace=True)", "nn.SiLU()", "return self.activate("
-    ),
-    Regression("convolutions", "larger images", "SIZE = 64", "SIZE = 96", "return self.activate("),
-    Regression(
-        "convolutions", "a graph kept", _BACKWARD,
-        "    loss.backward(retain_graph=True)\n    losses.append(loss)\n", "return self.activate(",
-    ),
-    Regression("unet", "more channels", "CHANNELS = 32", "CHANNELS = 64", "functional.silu(self.first"),
-    Regression(
-        "unet", "noise in double precision", "noise = torch.randn_like(x)",
-        "noise = torch.randn_like(x, dtype=torch.float64).float()",
-        "torch.randn_like(x, dtype",
-    ),
-    Regression(
-        "unet", "skips copied", "skips.append(x)", "skips.append(x.clone())", "x.clone()"
-    ),
-    Regression("lstm", "two layers more", "LAYERS = 2", "LAYERS = 4", "self.cells(self.words"),
-    Regression(
-        "lstm", "states not detached", "state = tuple(each.detach() for each in state)",
-        "pass", "self.cells(self.words",
-    ),
-    Regression("lstm", "no in-place gradients", "set_to_none=True", "set_to_none=False", "loss.backward()"),
-    Regression(
-        "vae", "images logged", _BACKWARD, _KEPT.format("images"), "torch.sigmoid(self.decoder"
-    ),
-    Regression("vae", "a larger hidden layer", "HIDDEN = 512", "HIDDEN = 1536", "self.encoder(x)"),
-    Regression(
-        "vae", "a second copy of the data", "data = torch.randn(COUNT, PIXELS, device=\"cuda\")",
-        "data = torch.randn(COUNT, PIXELS, device=\"cuda\")\nnormal = data - data.mean()",
-        "normal = data",
-    ),
-    Regression(
-        "gan", "the generator's graph in the other step", "fake.detach()", "fake",
-        "score_of_fake = critic(",
-    ),
-    Regression("gan", "another optimizer", "RMSprop(critic", "Adam(critic", "of_critic.step()"),
-    Regression("gan", "a larger batch", "ROWS = 256", "ROWS = 512", "self.body(noise)"),
-    Regression(
-        "policy", "no_grad forgotten", "with torch.no_grad():", "if True:", "values.append(value(states"
-    ),
-    Regression(
-        "policy", "longer episodes", "STEPS = 16", "STEPS = 32", "states = advance("
-    ),
-    Regression(
-        "policy", "advantages kept", "    loss.backward()\n",
-        "    loss.backward()\n    losses.append(torch.cat(every))\n", "torch.cat(every))",
-    ),
+    Regression(*each) for each in [
+        ("mlp", "a wider layer", "WIDTH = 512", "WIDTH = 2048", "self.down(self.up(x)"),
+        ("mlp", "an optimizer with state", "SGD(", "AdamW(", "optimizer.step()"),
+        ("mlp", "an input kept", _BACKWARD, _KEPT.format("x"), "x = torch.randn(ROWS"),
+        ("gpt2", "a cast forgotten", "enabled=True", "enabled=False", *_GPT2),
+        ("gpt2", "logits kept", _BACKWARD, _KEPT.format("given.logits"), *_GPT2),
+        ("gpt2", "a longer text", "LENGTH = 128", "LENGTH = 256", *_GPT2),
+        ("bert", "an average of the weights", "# the loop\n",
+         "import copy\n\naverage = copy.deepcopy(model)\n# the loop\n", "copy.deepcopy(model)"),
+        ("bert", "no fused optimizer", "fused=True", "foreach=True", "optimizer.step()"),
+        ("bert", "hidden states kept", "labels=labels)",
+         "labels=labels, output_hidden_states=True)\n    hidden.append(out.hidden_states)", *_BERT),
+        ("llama", "checkpointing lost", "model.gradient_checkpointing_enable", "str",
+         "self.down_proj(self.act_fn", "models/llama/modeling_llama"),
+        ("llama", "weights of 32 bits", "torch.bfloat16", "torch.float32", *_SDPA),
+        ("llama", "a longer text", "(8, 256)", "(8, 512)",
+         "nn.functional.cross_entropy(", "loss/loss_utils"),
+        ("convolutions", "a second norm", "self.norm(self.first(x))",
+         "self.norm(self.norm(self.first(x)))", "return self.activate("),
+        ("convolutions", "larger images", "SIZE = 64", "SIZE = 96", "return self.activate("),
+        ("convolutions", "a graph kept", _BACKWARD,
+         "    loss.backward(retain_graph=True)\n    losses.append(loss)\n", "return self.activate("),
+        ("unet", "more channels", "CHANNELS = 32", "CHANNELS = 64", "functional.silu(self.second"),
+        ("unet", "noise in double precision", "noise = torch.randn_like(x)",
+         "noise = torch.randn_like(x, dtype=torch.float64).float()", "torch.randn_like(x, dtype"),
+        ("unet", "a second loss", "(model(x + noise), noise)",
+         "(model(x + noise), noise) + model(x).square().mean()", "functional.silu(self.second"),
+        ("lstm", "two layers more", "LAYERS = 2", "LAYERS = 4", "self.cells(self.words"),
+        ("lstm", "logits copied", "    given, state = model(ids[:, :-1], state)\n",
+         "    given, state = model(ids[:, :-1], state)\n    seen = torch.cat([given, given])\n",
+         "seen = torch.cat"),
+        ("lstm", "gradients of zeros", "set_to_none=True", "set_to_none=False", "self.cells(self.words"),
+        ("vae", "images logged", _BACKWARD, _KEPT.format("images"), "torch.sigmoid(self.decoder"),
+        ("vae", "a larger hidden layer", "HIDDEN = 512", "HIDDEN = 1536", "torch.sigmoid(self.decoder"),
+        ("vae", "a second copy of the data", 'data = torch.randn(COUNT, PIXELS, device="cuda")\n',
+         'data = torch.randn(COUNT, PIXELS, device="cuda")\nnormal = data - data.mean()\n',
+         "normal = data"),
+        ("gan", "a graph of the generator more", "fake.detach()", "fake", "self.body(noise)"),
+        ("gan", "another optimizer", "RMSprop(critic", "Adam(critic", "of_critic.step()"),
+        ("gan", "a larger batch", "ROWS = 256", "ROWS = 512", "self.body(noise)"),
+        ("policy", "no_grad forgotten", "with torch.no_grad():", "if True:", "values.append(value(states"),
+        ("policy", "longer episodes", "STEPS = 16", "STEPS = 32", "loss = (value(seen)"),
+        ("policy", "advantages kept", _BACKWARD,
+         "    loss.backward()\n    losses.append(torch.cat(every))\n", "torch.cat(every))"),
+    ]
 ]
+# fmt: on
 
 
 # ---------------------------------------------------------------- harmless edits
@@ -145,7 +124,9 @@ class Harmless(NamedTuple):
 def _comments(text: str, rng: random.Random) -> str:
     """Comment lines at some places, by which all later lines move."""
     lines = text.splitlines()
-    starts = sorted({node.lineno for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)})
+    starts = sorted(
+        {node.lineno for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)}
+    )
     for at in sorted(rng.sample(starts, 4), reverse=True):
         line = lines[at - 1]
         indent = line[: len(line) - len(line.lstrip())]
@@ -168,7 +149,9 @@ def _renamed(text: str, rng: random.Random) -> str:
 
 def _logged(text: str, rng: random.Random) -> str:
     """Numbers are printed after each step."""
-    return text.replace("    loss.backward()\n", "    loss.backward()\n    print('loss', loss.item())\n")
+    return text.replace(
+        "    loss.backward()\n", "    loss.backward()\n    print('loss', loss.item())\n"
+    )
 
 
 def _formatted(text: str, rng: random.Random) -> str:
@@ -197,12 +180,17 @@ def _annotated(text: str, rng: random.Random) -> str:
 def _measured(text: str, rng: random.Random) -> str:
     """Time is measured and steps are counted."""
     text = text.replace("import torch\n", "import time\n\nimport torch\n", 1)
-    return text.replace("    loss.backward()\n", "    begun = time.time()\n    loss.backward()\n    took = time.time() - begun\n")
+    return text.replace(
+        "    loss.backward()\n",
+        "    begun = time.time()\n    loss.backward()\n    took = time.time() - begun\n",
+    )
 
 
 def _asserted(text: str, rng: random.Random) -> str:
     """The loss's shape is checked."""
-    return text.replace("    loss.backward()\n", "    assert loss.dim() == 0\n    loss.backward()\n")
+    return text.replace(
+        "    loss.backward()\n", "    assert loss.dim() == 0\n    loss.backward()\n"
+    )
 
 
 def _helped(text: str, rng: random.Random) -> str:

@@ -1,4 +1,5 @@
 """BERT of transformers, which tells sentences apart."""
+
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 

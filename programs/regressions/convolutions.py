@@ -1,4 +1,5 @@
 """A residual network on random images."""
+
 import torch
 from torch import nn
 
@@ -17,14 +18,18 @@ class Block(nn.Module):
 
 
 model = nn.Sequential(
-    nn.Conv2d(3, 32, 3, padding=1), Block(32), Block(32), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    nn.Conv2d(3, 32, 3, padding=1),
+    Block(32),
+    Block(32),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
     nn.Linear(32, 10),
 ).to("cuda")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 count = nn.CrossEntropyLoss()
 losses = []
 # the loop
-for step in range(4):
+for _ in range(4):
     images = torch.randn(16, 3, SIZE, SIZE, device="cuda")
     labels = torch.randint(10, (16,), device="cuda")
     loss = count(model(images), labels)

@@ -1,4 +1,5 @@
 """A generator and a critic that take turns."""
+
 import torch
 from torch import nn
 
@@ -19,7 +20,7 @@ critic = nn.Sequential(nn.Linear(2048, 1024), nn.LeakyReLU(), nn.Linear(1024, 1)
 of_generator = torch.optim.RMSprop(generator.parameters())
 of_critic = torch.optim.RMSprop(critic.parameters())
 # the loop
-for step in range(4):
+for _ in range(4):
     real = torch.randn(ROWS, 2048, device="cuda")
     fake = generator(torch.randn(ROWS, 64, device="cuda"))
     score_of_fake = critic(fake.detach()).mean()

@@ -1,4 +1,5 @@
 """GPT-2 of transformers under autocast."""
+
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -8,7 +9,7 @@ model = GPT2LMHeadModel(config).to("cuda")
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 losses = []
 # the loop
-for step in range(4):
+for _ in range(4):
     ids = torch.randint(4096, (8, LENGTH), device="cuda")
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=True):
         given = model(input_ids=ids, labels=ids)

@@ -1,4 +1,5 @@
 """Words in order, with a state from batch to batch."""
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -22,7 +23,7 @@ model = Words().to("cuda")
 optimizer = torch.optim.Adam(model.parameters())
 state = tuple(torch.zeros(LAYERS, 32, 256, device="cuda") for _ in range(2))
 # the loop
-for step in range(4):
+for _ in range(4):
     ids = torch.randint(2000, (32, 65), device="cuda")
     optimizer.zero_grad(set_to_none=True)
     state = tuple(each.detach() for each in state)

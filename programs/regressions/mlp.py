@@ -1,4 +1,5 @@
 """A perceptron on random rows."""
+
 import torch
 from torch import nn
 
@@ -20,7 +21,7 @@ model = nn.Sequential(Block(), Block(), nn.Linear(256, 1)).to("cuda")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 losses = []
 # the loop
-for step in range(4):
+for _ in range(4):
     x = torch.randn(ROWS, 256, device="cuda")
     loss = model(x).square().mean()
     loss.backward()

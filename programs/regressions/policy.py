@@ -1,4 +1,5 @@
 """A policy and a value that learn from episodes."""
+
 import torch
 from torch import nn
 
@@ -15,7 +16,7 @@ parameters = [*policy.parameters(), *value.parameters()]
 optimizer = torch.optim.Adam(parameters)
 losses = []
 # the loop
-for step in range(4):
+for _ in range(4):
     states, every, values = torch.zeros(1024, 64, device="cuda"), [], []
     with torch.no_grad():
         for _ in range(STEPS):

@@ -1,4 +1,5 @@
 """A small Unet that learns to take noise away."""
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -40,7 +41,7 @@ class Unet(nn.Module):
 model = Unet().to("cuda")
 optimizer = torch.optim.AdamW(model.parameters())
 # the loop
-for step in range(4):
+for _ in range(4):
     x = torch.randn(16, 3, 64, 64, device="cuda")
     noise = torch.randn_like(x)
     loss = functional.mse_loss(model(x + noise), noise)

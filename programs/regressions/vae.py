@@ -1,4 +1,5 @@
 """An autoencoder whose data lie on the card."""
+
 import torch
 from torch import nn
 

@@ -35,7 +35,10 @@ class Saved:
 
 
 def _lines(values: Mapping[str, Any]) -> Iterator[str]:
-    return (f"{key} = {json.dumps(value)}" for key, value in values.items())
+    """Text that both TOML and JSON read: TOML has no surrogates, and DEL only escaped."""
+    for key, value in values.items():
+        text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        yield f"{key} = {text}"
 
 
 def read(path: Path) -> Saved:
@@ -56,7 +59,7 @@ def read(path: Path) -> Saved:
         raise errors.UsageError(f"{path} is no plan: pytracer fit train.py -o plan.toml writes one")
     values: dict[str, dict[str, Any]] = {"": {}}
     table = ""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         line = line.strip()
         if line.startswith("[") and line.endswith("]"):
             table = line.strip("[] ")

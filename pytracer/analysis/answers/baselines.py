@@ -4,7 +4,7 @@ Each is a moment, with one row per category, module, op, line and phase. So a co
 changed, and needs no trace of the run before.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -71,8 +71,12 @@ def _both(old: Moment | None, new: Moment | None, like: Moment) -> tuple[Moment,
     return old or empty, new or empty
 
 
-def explained(figures: Iterable[Figure]) -> list[tuple[Diff, Change]]:
-    """The changed rows of the figures that differ, the largest first, and each row once."""
+def explained(figures: Sequence[Figure]) -> list[tuple[Diff, Change]]:
+    """The changed rows of the figures that differ, each once.
+
+    Those in the direction of the whole change come first, the largest before the others: where the
+    peak has moved to another moment, other rows shrink.
+    """
     largest: dict[tuple[str, ...], tuple[Diff, Change]] = {}
     for figure in figures:
         for one in diff_rows.changes(figure.diff).rows if figure.is_over else ():
@@ -80,7 +84,12 @@ def explained(figures: Iterable[Figure]) -> list[tuple[Diff, Change]]:
             if there is None or abs(there[1].row.change) < abs(one.row.change):
                 largest[one.row.key] = figure.diff, one
     total = sum(figure.change for figure in figures)
-    return sorted(largest.values(), key=lambda each: diff.by_change(each[1].row, total))
+
+    def order(one: tuple[Diff, Change]) -> tuple[bool, tuple[int, bool, int, tuple[str, ...]]]:
+        row = one[1].row
+        return row.change * total < 0, diff.by_change(row, total)
+
+    return sorted(largest.values(), key=order)
 
 
 # ---------------------------------------------------------------- the document

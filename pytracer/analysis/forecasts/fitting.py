@@ -68,12 +68,18 @@ class Found:
 
     @property
     def frontier(self) -> list[Tried]:
-        """The candidates that no other beats in both time and memory, the quickest first."""
-        found: list[Tried] = []
-        for one in sorted(self.tried, key=_by_time):
-            if not found or one.needs < found[-1].needs:
-                found.append(one)
-        return found
+        """The candidates that no other beats in time, memory and bits, the quickest first."""
+        left = [one for one in self.tried if not any(_beats(other, one) for other in self.tried)]
+        return sorted(left, key=_by_time)
+
+
+def _beats(one: Tried, other: Tried) -> bool:
+    pairs = [
+        (one.time_ratio, other.time_ratio),
+        (one.needs, other.needs),
+        (not one.changes.is_bit_equal, not other.changes.is_bit_equal),
+    ]
+    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
 
 @dataclass(frozen=True)
