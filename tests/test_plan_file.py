@@ -49,7 +49,7 @@ def test_what_is_written_is_toml(changes: Changes) -> None:
         ("", "is no plan: pytracer fit train.py -o plan.toml writes one"),
         ("checkpoint = [", "plan.toml:1: write one KEY = VALUE per line"),
         ("# x\nimport os", "plan.toml:2: write one KEY = VALUE per line"),
-        ("chekpoint = []", "has 'chekpoint', which is no change; did you mean 'checkpoint'?"),
+        ("checkpoints = []", "has 'checkpoints', which is no change; did you mean 'checkpoint'?"),
         ('checkpoint = "h.0"', 'checkpoint is a list of modules, as in ["h.0"]'),
         ("checkpoint = [1]", "checkpoint is a list of modules"),
         ("set_to_none = 1", "set_to_none is true or false"),

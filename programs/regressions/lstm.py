@@ -21,8 +21,8 @@ class Words(nn.Module):
 
 model = Words().to("cuda")
 optimizer = torch.optim.Adam(model.parameters())
-state = tuple(torch.zeros(LAYERS, 32, 256, device="cuda") for _ in range(2))
 # the loop
+state = tuple(torch.zeros(LAYERS, 32, 256, device="cuda") for _ in range(2))
 for _ in range(4):
     ids = torch.randint(2000, (32, 65), device="cuda")
     optimizer.zero_grad(set_to_none=True)

@@ -29,7 +29,7 @@ class Baseline(Command):
 
     name = "baseline"
     parser_options: ClassVar[Mapping[str, Any]] = {
-        "usage": "pytracer baseline [options] (SCRIPT | -m MODULE | --hf FOLDER) [arguments]",
+        "usage": "pytracer baseline [options] (SCRIPT | -m MODULE | --hf FOLDER) [words]",
         "allow_abbrev": False,
     }
     runs_a_program: ClassVar[bool] = True
@@ -236,5 +236,5 @@ def _print(
         if len(found) > 1:
             print()
     if is_over:
-        text = f"If that is meant, write {options.baseline} anew: pytracer baseline -f, as before"
+        text = f"If that is meant, write {options.baseline} again: pytracer baseline with -f"
         print("\n" + "\n".join(screen.wrap(text)))

@@ -36,7 +36,7 @@ class Fit(Command):
 
     name = "fit"
     parser_options: ClassVar[Mapping[str, Any]] = {
-        "usage": "pytracer fit [options] (SCRIPT | -m MODULE | TRACE | --hf FOLDER) [arguments]",
+        "usage": "pytracer fit [options] (SCRIPT | -m MODULE | TRACE | --hf FOLDER)",
         "allow_abbrev": False,
     }
     runs_a_program: ClassVar[bool] = True
@@ -83,13 +83,13 @@ class Fit(Command):
             if options.capacity is not None:
                 raise errors.UsageError(f"--on {on} is a size already: leave out --capacity")
             options.on, options.capacity = "H100", on
+        if options.run_it:
+            _require_device(options)
         if _is_trace(options.program):
             found = _of_trace(options, wanted)
         else:
             plan = imagining.plan(options, self.name)
             card = imagining.card(options.on, plan.capacity)
-            if options.run_it and plan.model is not None:
-                raise errors.UsageError("--run needs a script, and --hf has none")
             found = _of_program(plan, card, options.rank, wanted)
         return _answer(found, options, on)
 
@@ -104,6 +104,16 @@ def _ratio(text: str) -> float:
     return number
 
 
+def _require_device(options: argparse.Namespace) -> None:
+    """Refuses --run where nothing can run, before the search."""
+    from pytracer.reading import verify
+
+    if options.hf is not None or _is_trace(options.program):
+        what = "--hf has none" if options.hf is not None else "this is a trace"
+        raise errors.UsageError(f"--run needs a program, and {what}")
+    verify.limited("", 0)
+
+
 def _is_trace(program: list[str]) -> bool:
     return len(program) == 1 and Path(program[0]).suffix in (".pytrace", ".pickle")
 
@@ -112,8 +122,6 @@ def _of_trace(options: argparse.Namespace, wanted: Any) -> Any:
     from pytracer.analysis.forecasts import fitting
     from pytracer.cli.predict import require_gpu
 
-    if options.run_it:
-        raise errors.UsageError("--run needs a program, and this is a trace")
     loaded = output.read(Path(options.program[0]))
     require_gpu(loaded, None)
     card = imagining.card(options.on, _size(options.capacity)).card
@@ -237,7 +245,7 @@ def _run(found: Any, options: argparse.Namespace) -> dict[str, Any]:
     from pytracer.data.recorded import load
     from pytracer.reading import verify
 
-    limit = found.card - (found.chosen.needs - found.chosen.reserved)
+    limit = found.room
     variables = verify.limited(found.chosen.changes.settings, limit)
     own = ["--apply", str(options.output.absolute())] if found.chosen.changes else []
     with tempfile.TemporaryDirectory(prefix="pytracer-") as folder:

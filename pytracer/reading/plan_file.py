@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pytracer import errors
 from pytracer.analysis.allocator import settings as allocator_settings
@@ -101,4 +101,8 @@ def _changes(values: Mapping[str, Any], path: Path) -> Changes:
 def write(path: Path, saved: Saved, title: str) -> None:
     """Writes the file whole or not at all."""
     text = saved.text(title)
-    files.write_whole(path, lambda file: file.write(text.encode()) and None, overwrite=True)
+
+    def fill(file: BinaryIO) -> None:
+        file.write(text.encode())
+
+    files.write_whole(path, fill, overwrite=True)

@@ -61,6 +61,7 @@ class Found:
     problems: tuple[str, ...] = ()  # of candidates that could not be imagined
     stays: tuple[Stays, ...] = ()  # what no candidate moves, the largest first, if none fits
     how: str = "imagined"  # or replayed
+    room: int = 0  # of the card, for torch's allocator
 
     def __bool__(self) -> bool:
         """Whether the chosen candidate fits."""
@@ -144,7 +145,9 @@ class _Tries:
     def found(self, wanted: Wanted) -> Found:
         best = _best(self.tried, wanted)
         stays = () if best.fits else tuple(_stays(self.traces[best.changes]))
-        return Found(self.card, tuple(self.tried), best, tuple(self.problems), stays)
+        room = fits_room(self.traces[Changes()], self.card)
+        problems = tuple(self.problems)
+        return Found(self.card, tuple(self.tried), best, problems, stays, room=room)
 
 
 def with_rank(found: Found, rank: int, trace: Trace | None, problem: str) -> Found:
@@ -237,7 +240,7 @@ def _plans(
 
     If that fits, the next cheaper ones follow, because a replay may see too much.
     """
-    plan = _checkpoint_plan(base, tries.card)
+    plan = _checkpoint_plan(base, fits_room(base, tries.card))
     if plan is None:
         return
     steps = [one for one in plan.frontier if one.modules and one.time_ratio <= wanted.keep_time]
@@ -265,10 +268,10 @@ def _plans(
         at += step
 
 
-def _checkpoint_plan(base: Trace, card: int) -> CheckpointPlan | None:
+def _checkpoint_plan(base: Trace, room: int) -> CheckpointPlan | None:
     device = usage.main_device(base)
     try:
-        return checkpoint_plans.plan(base, fits_room(base, card), 0, device, _SHOWN)
+        return checkpoint_plans.plan(base, room, 0, device, _SHOWN)
     except errors.UsageError:  # no module can be checkpointed
         return None
 
@@ -303,7 +306,7 @@ def _stays(trace: Trace) -> list[Stays]:
 def by_replay(trace: Trace, card: int, wanted: Wanted) -> Found:
     """The settings and the checkpoints that a replay of this trace shows, each for itself."""
     fits = _fits(trace, card)
-    beside = card - fits_room(trace, card)
+    room = fits_room(trace, card)
     now = _tried(Changes(), trace, fits, 1.0)
     tried = [now]
     for one in fits.choices:
@@ -313,25 +316,28 @@ def by_replay(trace: Trace, card: int, wanted: Wanted) -> Found:
             verdict = replay.YES if runs else replay.NO
             changes = Changes(settings=one.settings)
             tried.append(Tried(changes, now.peak, one.peak_reserved, needs, 1.0, runs, verdict))
-    plan = _checkpoint_plan(trace, card)
+    plan = _checkpoint_plan(trace, 0 if wanted.minimise else room)
     if plan is not None:
-        tried += _replayed_plans(plan, beside)
+        tried += _replayed_plans(plan, room, card)
     best = _best(tried, wanted)
     stays = () if best.fits else tuple(_stays(trace))
-    return Found(card, tuple(tried), best, (), stays, "replayed")
+    return Found(card, tuple(tried), best, (), stays, "replayed", room)
 
 
-def _replayed_plans(plan: CheckpointPlan, beside: int) -> Iterator[Tried]:
+def _replayed_plans(plan: CheckpointPlan, room: int, card: int) -> Iterator[Tried]:
+    """The frontier. Only of the chosen plan it was tried where segments may lie."""
+    most = plan.reserved[1] if plan.reserved is not None and plan.is_known else None
     for one in plan.frontier:
         if not one.modules or one.peak_reserved is None:
             continue
-        is_sure = one.fits and (one != plan.chosen or bool(plan))
-        verdict = replay.YES if is_sure else plan.verdict if one.fits else replay.NO
+        is_sure = one == plan.chosen and (bool(plan) or (most is not None and most <= room))
+        may_fit = one.peak_reserved <= room
+        verdict = replay.YES if is_sure else replay.PERHAPS if may_fit else replay.NO
         yield Tried(
             Changes(checkpoint=tuple(map(module_text, one.modules))),
             one.peak,
             one.peak_reserved,
-            one.peak_reserved + beside,
+            max(one.peak_reserved, most or 0 if is_sure else 0) + card - room,
             one.time_ratio,
             is_sure,
             verdict,
