@@ -168,7 +168,10 @@ def test_the_command_writes_a_plan_of_a_trace(tmp_path: Path, monkeypatch, capsy
     assert list(saved.changes.checkpoint) == chosen["changes"]["checkpoint"]
     assert main(["fit", trace, "--on", size]) == 1
     assert "plan.toml exists; -f replaces it" in capsys.readouterr().err
-    assert main(["fit", trace, "--on", "1GiB", "-f"]) == errors.BudgetExceeded.exit_code
+    assert (
+        main(["fit", trace, "--on", "1GiB", "-f", "-o", "plan.toml"])
+        == errors.BudgetExceeded.exit_code
+    )
     out = capsys.readouterr().out
     assert "nothing that was tried surely fits on 1.00 GiB" in out
     assert "the smallest card for that is" in out

@@ -79,7 +79,8 @@ class Parser(argparse.ArgumentParser):
     def _file_of(program: Sequence[str]) -> str:
         with suppress(OSError, ValueError):
             if program[0] != "-m":
-                return Path(program[0]).read_text("utf-8", errors="replace")
+                text = Path(program[0]).read_text("utf-8", errors="replace")
+                return "" if "\0" in text else text  # a trace is no program
         return ""
 
     def similar(self, words: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from pytracer.analysis.allocator.advice import VARIABLE
+from pytracer.analysis.allocator.replay import NO
 from pytracer.analysis.forecasts.fitting import Found, Tried
 from pytracer.basics.names import layers_alike
 from pytracer.basics.units import size_text
@@ -19,7 +20,7 @@ _IN_CODE = {
 
 def render(found: Found, terminal: Terminal = PLAIN) -> str:
     """The answer, and a row for each candidate that no other beats in both time and memory."""
-    color = GREEN if found else RED if found.chosen.verdict == "does not fit" else YELLOW
+    color = GREEN if found else RED if found.chosen.verdict == NO else YELLOW
     lines = [*terminal.in_one_color("fits" if found else "no", answer(found), color), ""]
     lines += _table(found, terminal)
     lines += _stays(found, terminal)
@@ -35,7 +36,7 @@ def answer(found: Found) -> str:
         return f"on {card} as it is: it needs {size_text(best.needs)}"
     needs = f"{size_text(best.needs)} instead of {size_text(now.needs)}"
     if not found:
-        least = f"the smallest candidate needs {needs}" if best != now else f"it needs {needs[:8]}"
+        least = f"the smallest candidate needs {needs}"
         if best == now:
             least = f"it needs {size_text(now.needs)}, and no change here lowers that"
         return f"nothing that was tried surely fits on {card}: {least}"
@@ -50,11 +51,12 @@ def _table(found: Found, terminal: Terminal) -> Iterator[str]:
     shown = shown if found.chosen in shown else [*shown, found.chosen]
     rows = [found.tried[0], *(one for one in shown if one != found.tried[0])]
     for one in rows:
-        mark = "best" if one == found.chosen else ""
-        mark = mark or ("fits" if one.fits else "")
+        mark = "fits" if one.fits else ""
+        if one == found.chosen:
+            mark = "best" if found else "least"
         bits = "equal" if one.changes.is_bit_equal else "rounded"
         sizes = f"{size_text(one.needs):>8}  {size_text(one.peak):>8}  {one.time_ratio:5.2f}"
-        start = terminal.paint(f"{mark:<{MARGIN}}", GREEN if mark else "")
+        start = terminal.paint(f"{mark:<{MARGIN}}", GREEN if one.fits else "")
         text = "; ".join(named(one.changes)) or "none: the program as it is"
         if wide:
             head = f"{mark:<{MARGIN}}{sizes}  {bits:<7}  "
