@@ -44,6 +44,56 @@ def replays(document: Document) -> str:
     )
 
 
+def fitted(document: Document) -> str:
+    """A row per program: what was promised of the plan, and what was measured under it."""
+    rows, count = [], {"ran": 0, "peak": 0, "time": 0, "equal": 0}
+    for row in document["programs"]:
+        found, promised = row.get("measured", {}), row.get("promised")
+        if "fitted" not in found or not found["limited"]["failed"]:
+            why = row.get("problem") or found.get("problem") or _not_measured(row)
+            rows.append([row["name"], why, *["-"] * 5])
+            continue
+        plain, fitted = found["plain"], found["fitted"]
+        if fitted["failed"]:
+            rows.append([row["name"], _changed(row), f"**{fitted['failed']}**", *["-"] * 4])
+            continue
+        peak = fitted["peak"] / promised["peak"] - 1
+        ratio = fitted["step_s"] / plain["step_s"]
+        count["ran"] += 1
+        count["peak"] += abs(peak) <= 0.01
+        count["time"] += ratio <= promised["time"] * 1.1
+        count["equal"] += found["equal"]
+        saved = 1 - fitted["reserved"] / plain["reserved"]
+        times = [f"{promised['time']:.2f}", f"{ratio:.2f}"]
+        bits = "equal" if found["equal"] else "differ"
+        rows.append([row["name"], _changed(row), f"-{saved:.0%}", f"{peak:+.2%}", *times, bits])
+    machine = document["machine"]
+    titles = ("program", "plan", "reserved", "peak, measured over promised", "time promised")
+    text = _table([*titles, "measured", "losses"], rows)
+    return (
+        f"Each program had {document['share']:.0%} of what it reserves, with which it fails as it is. "
+        f"Under its plan, {count['ran']} of {len(rows)} ran: {count['peak']} with the promised peak within "
+        f"1 %, {count['time']} within 1.1 times the promised time, {count['equal']} with equal losses.\n\n"
+        f"{text}\n\nMeasured on {machine['device']}, torch {machine['torch']}, {machine['date']}."
+    )
+
+
+def _not_measured(row: dict[str, Any]) -> str:
+    if not row.get("fits", True):
+        return "nothing fits"
+    found = row.get("measured")
+    return "not run" if found is None else "the plain program did not fail"
+
+
+def _changed(row: dict[str, Any]) -> str:
+    changes = row["changes"]
+    parts = [f"{len(changes['checkpoint'])} checkpoints"] if changes["checkpoint"] else []
+    parts += [changes["settings"]] if changes["settings"] else []
+    return ", ".join(
+        [*parts, *([f"{changes['optimizer']} optimizer"] if changes["optimizer"] else [])]
+    )
+
+
 def advice(*documents: Document) -> str:
     """A row per change that was made: what a replay said, and what the changed program saved."""
     parts = []

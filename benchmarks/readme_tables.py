@@ -19,6 +19,7 @@ A table stands between markers such as `<!-- overhead:begin -->` and `<!-- overh
     imagine-models, imagine-large   imagine.py
     imagine-ranks                   imagine_ranks.py, on two GPUs
     replays                         imagine.py replays
+    fit                             fit.py, on a GPU
     imagine-scratch                 cudnn_scratch.py, on a GPU
     imagine-claims                  cudnn_claims.py
     imagine-peers                   estimators.py
@@ -64,9 +65,10 @@ EXPORTS_PAGE = ROOT / "docs" / "chrome-trace.md"
 RANKS_PAGE = ROOT / "docs" / "ranks.md"
 REPORT_PAGE = ROOT / "docs" / "report.md"
 FINDINGS_PAGE = ROOT / "docs" / "findings.md"
+FIT_PAGE = ROOT / "docs" / "fit.md"
 PAGES = (
     *(README, OVERHEAD_PAGE, ACCURACY_PAGE, COST_PAGE, GEMM_PAGE, PREDICTION_PAGE, IMAGINE_PAGE),
-    *(EXPORTS_PAGE, RANKS_PAGE, REPORT_PAGE, FINDINGS_PAGE),
+    *(EXPORTS_PAGE, RANKS_PAGE, REPORT_PAGE, FINDINGS_PAGE, FIT_PAGE),
 )
 
 # The modes that a reader compares, in order: our levels, then the peers.
@@ -479,6 +481,9 @@ def main() -> int:
     for path in sorted(RESULTS.glob("replays-nvidia-*.json"))[:1]:
         text = prediction_tables.replays(kept.read(path))
         after[PREDICTION_PAGE] = between(after[PREDICTION_PAGE], "prediction-replays", text)
+    for path in sorted(RESULTS.glob("fit-nvidia-*.json"))[:1]:
+        text = prediction_tables.fitted(kept.read(path))
+        after[FIT_PAGE] = between(after[FIT_PAGE], "fit", text)
     for name, files in (
         ("models", "imagine-models-nvidia-*.json"),
         ("large", "imagine-large-*.json"),

@@ -170,7 +170,11 @@ class Generator:
         if rng.random() < 0.3:
             rng.shuffle(parts)
         flat = [word for part in parts for word in part]
-        if words[0] in ("run", "imagine") or "--verify" in flat or rng.random() < self._wild / 8:
+        if (
+            words[0] in ("run", "imagine", "baseline", "fit")
+            or "--verify" in flat
+            or rng.random() < self._wild / 8
+        ):
             flat += rng.choice(PROGRAMS).split()
         return [*words, *flat]
 
@@ -404,7 +408,12 @@ def _values(line: Sequence[str]) -> set[str]:
 
 def _is_named(name: str, line: Sequence[str]) -> bool:
     """Whether a new file is an output that was named, or one beside a trace of the same stem."""
-    named = _values(line) | {"pytracer-demo.pytrace", "pytracer-confirm"}
+    named = _values(line) | {
+        "pytracer-demo.pytrace",
+        "pytracer-confirm",
+        "plan.toml",
+        "memory.json",
+    }
     around = [Path(name), *Path(name).parents]
     below = any(one.startswith(f"{name}/") for one in named)  # a folder that was made for it
     if below or named.intersection(map(str, around)):

@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "reading": {*FORECASTS, "cost", "export", "ranks", "sandbox", "snapshot"},
     "recording": {*FACTS, "capture", "cost", "export", "reading"},
     "imagined": {*FORECASTS, "capture", "reading", "recording", "sandbox"},
-    "integrations": {*TRACE, "capture", "export", "reading", "recording"},
+    "integrations": {*TRACE, "capture", "export", "imagined", "reading", "recording"},
     # Nothing but the command line knows it.
     "lab": {*ANSWERS, "capture", "cost", "export", "reading", "recording"},
     "cli": {*FORECASTS, "capture", "cost", "export", "imagined", "lab", "ranks", "reading"}
@@ -57,7 +57,8 @@ MAY_IMPORT_TORCH = {
     "basics/private_torch.py",
     *(f"cli/{name}.py" for name in ("demo", "measure", "show")),
     *(f"cost/{name}.py" for name in ("classes", "flops", "measure", "peaks")),
-    *(f"recording/{name}.py" for name in ("always", "api", "offload", "traced_program", "trial")),
+    *(f"recording/{name}.py" for name in ("always", "api", "applied", "offload")),
+    *(f"recording/{name}.py" for name in ("traced_program", "trial")),
     *(f"lab/gemm/{name}.py" for name in ("device", "kernels", "operands", "sweep", "timer")),
 }
 

@@ -68,6 +68,21 @@ def test_no_steps(): pass
 
 @pytest.mark.memory_budget(peak=1, device="cpu")
 def test_no_such_option(): pass
+
+@pytest.mark.memory_budget(peak="128 MiB", weights=440, on="H100")
+def test_on_a_card():
+    model = torch.nn.Linear(10, 10, device="cuda")
+    model(torch.ones(3, 10, device="cuda")).sum().backward()
+
+@pytest.mark.memory_budget(weights=439, on="H100")
+def test_too_much_on_a_card():
+    torch.nn.Linear(10, 10, device="cuda")(torch.ones(3, 10, device="cuda"))
+
+@pytest.mark.memory_budget(peak="1 MiB", on="H900")
+def test_on_no_card(): pass
+
+@pytest.mark.memory_budget(peak="1 MiB", on="H100", devices="cpu")
+def test_on_a_card_and_a_device(): pass
 """
 
 
@@ -120,6 +135,13 @@ def test_a_budget_that_cannot_be_held_says_why(ran) -> None:
     assert "no limit is called 'device'" in ran["test_no_such_option"]
     assert "'much' is not a size" in ran["test_no_size"]
     assert "needs three steps" in ran["test_no_steps"]
+
+
+def test_a_budget_on_a_card_needs_no_card(ran) -> None:
+    assert ran["test_on_a_card"] == "passed"
+    assert "weights 440 B at its own peak, limit 439 B" in ran["test_too_much_on_a_card"]
+    assert "no card is called 'H900'" in ran["test_on_no_card"]
+    assert "devices= is for a real run" in ran["test_on_a_card_and_a_device"]
 
 
 def test_pytest_starts_without_torch_where_no_test_has_a_budget() -> None:

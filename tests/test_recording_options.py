@@ -19,6 +19,7 @@ ONE_OF = {
     "path": TEXT.map(Path),
     "json": TEXT.map(Path),
     "digests": TEXT.map(Path),
+    "apply": TEXT.map(Path),
     "steps": st.none() | st.integers(1, 10**6),
     "skip": st.integers(0, 10**6),
     "max_size": st.integers(10**6, 10**12),
@@ -74,7 +75,11 @@ def test_children_of_a_changed_program_are_not_recorded(option: Option) -> None:
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.key)
-def test_every_option_reaches_the_plan_or_the_messages(option: Option) -> None:
+def test_every_option_reaches_the_plan_or_the_messages(
+    option: Option, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("FILE").write_text('checkpoint = ["h.0"]')  # a plan, for --apply
     text = {"N": "7", "SIZE": "2MB", "LIST": "3"}.get(option.value, option.value)
     value = option.read(text)
     plan = recording.plan({option.key: value}, ("train.py",))

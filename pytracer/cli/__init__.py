@@ -15,9 +15,11 @@ from typing import Any
 from pytracer import errors
 from pytracer.basics.version import __version__
 from pytracer.cli import (
+    baseline,
     check,
     completion,
     export,
+    fit,
     imagine,
     jobs,
     measure,
@@ -35,7 +37,9 @@ COMMANDS: tuple[Command, ...] = (
     run.Run(),
     show.Watch(),
     check.Check(),
+    baseline.Baseline(),
     predict.Fits(),
+    fit.Fit(),
     predict.WhatIf(),
     imagine.Imagine(),
     show.Diff(),

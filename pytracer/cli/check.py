@@ -3,10 +3,10 @@
 import argparse
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pytracer import errors
-from pytracer.cli import jobs, output, progress
+from pytracer.cli import baseline, jobs, output, progress
 from pytracer.cli.command import Command
 
 
@@ -18,9 +18,18 @@ class Check(Command):
       pytracer check train.pytrace --max-peak 20GiB
       pytracer check train.pytrace --max activations=10GiB --max-growth 0
       pytracer check train.pytrace --baseline main.pytrace --max-increase 5%
+
+    A program is imagined, and compared with a file of `pytracer baseline`. Then
+    options for pytracer come before the script, and --baseline, --tolerance,
+    --markdown and --json may also follow it.
+
+      pytracer check train.py --baseline memory.json
+      pytracer check --baseline memory.json --tolerance 1MiB train.py --epochs 1
     """
 
     name = "check"
+    may_run_a_program: ClassVar[bool] = True
+    may_follow: ClassVar[tuple[str, ...]] = ("--baseline", "--tolerance", "--markdown", "--json")
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         output.add_trace(parser)
@@ -36,65 +45,76 @@ class Check(Command):
             "--max-growth", metavar="SIZE", help="limit for growth per step, after the first step"
         )
         parser.add_argument(
-            "--baseline", type=Path, metavar="FILE", help="show the growth since this trace"
+            "--baseline",
+            type=Path,
+            metavar="FILE",
+            help="show the growth since this trace; of a program, the file to compare with",
         )
         parser.add_argument(
             "--max-increase",
             metavar="SIZE|PERCENT",
             help="limit for the peak over the baseline's, say 5%%",
         )
+        baseline.add_to_check(parser)
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
-        from pytracer.analysis.answers import budgets
-        from pytracer.basics.units import parse_size
-        from pytracer.export import budget
-        from pytracer.reading import views
+        if baseline.is_asked(options):
+            return baseline.check(options)
+        return _check_trace(options)
 
-        limits = _limits(options)
-        options.file = output.trace_or_newest(options.file)
-        if jobs.is_job(options.file):
-            return jobs.check(options, limits)
-        with progress.doing(f"reading {options.file}"):
-            loaded = views.read(options.file)
-            baseline = output.read(options.baseline) if options.baseline else None
-            if options.max_increase is not None:
-                assert baseline is not None
-                allowed = _increase(options.max_increase, baseline.peak.bytes)
-                limits["peak"] = min(limits.get("peak", allowed), allowed)
-            measured = budgets.measured(loaded.data, limits)
-            exceeded = [row for row in measured if row.found > row.limit]
-            if not exceeded:
-                _require_whole(options.file, loaded)
-            changed = [] if baseline is None else budgets.differences(loaded.data, baseline.data)
-        if options.json:
-            output.print_json(
-                {
-                    "file": str(options.file),
-                    "limits": {name: parse_size(size) for name, size in limits.items()},
-                    "peak": loaded.peak.bytes,
-                    "exceeded": [vars(row) for row in exceeded],
-                    "differences": [vars(row) for row in changed],
-                }
-            )
-            return errors.BudgetExceeded.exit_code if exceeded else 0
-        if exceeded:
-            print("\n".join(budget.exceeded_lines(exceeded)))
-        else:
-            print("\n".join(("Within the budget:", *budget.kept_lines(measured))))
-            if "growth_per_step" in limits and (note := budget.growth_note(loaded.data)):
-                print(note)
-        if baseline is not None:
-            print("\n".join(("", *budget.difference_lines(changed))))
+
+def _check_trace(options: argparse.Namespace) -> int:
+    from pytracer.analysis.answers import budgets
+    from pytracer.basics.units import parse_size
+    from pytracer.export import budget
+    from pytracer.reading import views
+
+    limits = _limits(options)
+    options.file = output.trace_or_newest(options.file)
+    if jobs.is_job(options.file):
+        return jobs.check(options, limits)
+    with progress.doing(f"reading {options.file}"):
+        loaded = views.read(options.file)
+        since = output.read(options.baseline) if options.baseline else None
+        if options.max_increase is not None:
+            assert since is not None
+            before = since.peak.bytes
+            allowed = before + output.size_or_share("--max-increase", options.max_increase, before)
+            limits["peak"] = min(limits.get("peak", allowed), allowed)
+        measured = budgets.measured(loaded.data, limits)
+        exceeded = [row for row in measured if row.found > row.limit]
         if not exceeded:
-            return 0
-        print(f"\n{loaded.table()}\n")
-        grew = any(row.name == "growth_per_step" for row in exceeded)
-        title = "Look closer with:"
-        for command in _next_commands(options, loaded, grew=grew):
-            print(f"{title:<19}pytracer {shlex.join(command)}")
-            title = ""
-        return errors.BudgetExceeded.exit_code
+            _require_whole(options.file, loaded)
+        changed = [] if since is None else budgets.differences(loaded.data, since.data)
+    if options.json:
+        output.print_json(
+            {
+                "file": str(options.file),
+                "limits": {name: parse_size(size) for name, size in limits.items()},
+                "peak": loaded.peak.bytes,
+                "exceeded": [vars(row) for row in exceeded],
+                "differences": [vars(row) for row in changed],
+            }
+        )
+        return errors.BudgetExceeded.exit_code if exceeded else 0
+    if exceeded:
+        print("\n".join(budget.exceeded_lines(exceeded)))
+    else:
+        print("\n".join(("Within the budget:", *budget.kept_lines(measured))))
+        if "growth_per_step" in limits and (note := budget.growth_note(loaded.data)):
+            print(note)
+    if since is not None:
+        print("\n".join(("", *budget.difference_lines(changed))))
+    if not exceeded:
+        return 0
+    print(f"\n{loaded.table()}\n")
+    grew = any(row.name == "growth_per_step" for row in exceeded)
+    title = "Look closer with:"
+    for command in _next_commands(options, loaded, grew=grew):
+        print(f"{title:<19}pytracer {shlex.join(command)}")
+        title = ""
+    return errors.BudgetExceeded.exit_code
 
 
 def _next_commands(options: argparse.Namespace, loaded: Any, *, grew: bool) -> list[list[str]]:
@@ -152,15 +172,3 @@ def _limits(options: argparse.Namespace) -> dict[str, int | str]:
         limit = "--max-peak 40GiB" if options.baseline is None else "--max-increase 5%"
         raise errors.UsageError(f"check needs a limit, such as {limit}; see check -h")
     return limits
-
-
-def _increase(text: str, before: int) -> int:
-    """The allowed peak."""
-    from pytracer.basics.units import parse_size
-
-    if text.endswith("%"):
-        try:
-            return before + int(before * float(text[:-1]) / 100)
-        except (ValueError, OverflowError):  # inf%
-            raise errors.UsageError(f"--max-increase {text}: this is not a percentage") from None
-    return before + parse_size(text)

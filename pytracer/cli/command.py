@@ -15,6 +15,8 @@ class Parser(argparse.ArgumentParser):
     """Explains a wrong argument in one sentence, with the most similar right one."""
 
     runs_a_program = False
+    may_run_a_program = False
+    may_follow: tuple[str, ...] = ()
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with exit code 2."""
@@ -37,9 +39,7 @@ class Parser(argparse.ArgumentParser):
         if not program:
             return ""
         at = 2 if program[:1] == ["-m"] else 1
-        text = ""
-        with suppress(OSError):
-            text = Path(program[0]).read_text("utf-8", errors="replace") if at == 1 else ""
+        text = self._file_of(program)
         names = dict.fromkeys(word.partition("=")[0] for word in program[at:])
         own = self.flags()
         late = [
@@ -54,6 +54,34 @@ class Parser(argparse.ArgumentParser):
             f"{listed} came after {program[at - 1]}, which got {'it' if len(late) == 1 else 'them'}: "
             "options for pytracer come before"
         )
+
+    def taken_back(self, program: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The options of this command that may follow the program, and the program without them.
+
+        An option that the program's own file spells is the program's.
+        """
+        at = 2 if program[:1] == ["-m"] else 1
+        spelled = self._file_of(program)
+        own, left = [], list(program[:at])
+        rest = iter(program[at:])
+        takes_a_value = self.flags_with_a_value()
+        for word in rest:
+            name, equals, _ = word.partition("=")
+            if name not in self.may_follow or re.search(rf"(?<![\w-]){name}(?![\w-])", spelled):
+                left.append(word)
+                continue
+            own.append(word)
+            if name in takes_a_value and not equals:
+                own += [value for value in [next(rest, None)] if value is not None]
+        return own, left
+
+    @staticmethod
+    def _file_of(program: Sequence[str]) -> str:
+        with suppress(OSError, ValueError):
+            if program[0] != "-m":
+                text = Path(program[0]).read_text("utf-8", errors="replace")
+                return "" if "\0" in text else text  # a trace is no program
+        return ""
 
     def similar(self, words: Sequence[str]) -> str:
         """A question with the option that is most similar to one of the words, or ""."""
@@ -98,6 +126,8 @@ class Command:
     name: ClassVar[str]
     parser_options: ClassVar[Mapping[str, Any]] = {}  # further arguments of argparse's `add_parser`
     runs_a_program: ClassVar[bool] = False  # after its own options
+    may_run_a_program: ClassVar[bool] = False  # if the first word is a script or -m
+    may_follow: ClassVar[tuple[str, ...]] = ()  # its options that may also come after the program
 
     @classmethod
     def texts(cls) -> tuple[str, str]:
@@ -118,6 +148,8 @@ class Command:
         )
         self.add_arguments(parser)
         parser.runs_a_program = self.runs_a_program
+        parser.may_run_a_program = self.may_run_a_program
+        parser.may_follow = self.may_follow
         parser.set_defaults(run=self.run)
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -148,15 +180,31 @@ def without_program(
     parser = commands.get(given[0]) if given else None
     if not isinstance(parser, Parser):
         return given, []
-    if not parser.runs_a_program:
+    if not parser.runs_a_program and not parser.may_run_a_program:
         at = given.index("--") if "--verify" in given and "--" in given else len(given)
         return given[:at], given[at + 1 :]
+    at, begins = _where_it_begins(parser, given)
+    program = given[begins:]
+    if not program or (parser.may_run_a_program and not _is_a_program(program[0])):
+        return given, []
+    if at < begins:
+        return given[:at], program
+    own, program = parser.taken_back(program)
+    return [*given[:at], *own], program
+
+
+def _where_it_begins(parser: Parser, given: Sequence[str]) -> tuple[int, int]:
+    """The end of the command's own words, and the first word of the program behind a "--"."""
     take_a_value = parser.flags_with_a_value()
     at = 1
     while at < len(given):
         if given[at] == "--":
-            return given[:at], given[at + 1 :]
+            return at, at + 1
         if given[at] == "-m" or not given[at].startswith("-"):
-            return given[:at], given[at:]
+            return at, at
         at += 2 if given[at] in take_a_value else 1
-    return given, []
+    return len(given), len(given)
+
+
+def _is_a_program(word: str) -> bool:
+    return word == "-m" or word.endswith(".py")

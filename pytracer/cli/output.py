@@ -50,6 +50,20 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(problem)) from None
 
 
+def size_or_share(flag: str, text: str, whole: int) -> int:
+    """The bytes of a size, or of a percentage of the whole: 200MiB, 5%.
+
+    Raises:
+        errors.UsageError: it is neither.
+    """
+    if not text.endswith("%"):
+        return units.parse_size(text)
+    try:
+        return int(whole * float(text[:-1]) / 100)
+    except (ValueError, OverflowError):  # inf%
+        raise errors.UsageError(f"{flag} {text}: this is not a percentage") from None
+
+
 def add_trace(
     parser: argparse.ArgumentParser, what: str = "a .pytrace file or a memory snapshot of torch"
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from pytracer import errors
 from pytracer.cli import output, progress
 from pytracer.cli.command import Command
-from pytracer.cli.imagine import add_wish, wish
+from pytracer.cli.imagining import add_wish, wish
 
 
 class Fits(Command):
@@ -57,7 +57,7 @@ class Fits(Command):
         options.on = _bytes(options.on)
         if options.plan:
             return _plan(options, loaded)
-        _require_gpu(loaded, options.device)
+        require_gpu(loaded, options.device)
         with progress.doing("replaying the allocator's requests"):
             prediction = loaded.fits(options.on, options.settings, options.device)
         verified = None
@@ -69,7 +69,7 @@ class Fits(Command):
 
 def fits(on: str, loaded: Any) -> Any:
     """Whether the run fits on a card of this size or name."""
-    _require_gpu(loaded, None)
+    require_gpu(loaded, None)
     return loaded.fits(_bytes(on))
 
 
@@ -81,7 +81,12 @@ def _bytes(on: str | None) -> str | int | None:
     return capacity
 
 
-def _require_gpu(loaded: Any, device: str | None) -> None:
+def require_gpu(loaded: Any, device: str | None) -> None:
+    """Refuses a trace of the CPU.
+
+    Raises:
+        errors.UsageError: the trace is of the CPU.
+    """
     from pytracer.analysis.facts import usage
 
     if usage.devices(loaded.data) and (device or usage.main_device(loaded.data)) == "cpu":

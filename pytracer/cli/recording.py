@@ -158,6 +158,15 @@ OPTIONS = (
         for_environment=False,
     ),
     Option(
+        "apply",
+        ("--apply",),
+        Path,
+        "make the changes of this plan, which pytracer fit has written",
+        "FILE",
+        otherwise="none",
+        for_environment=False,
+    ),
+    Option(
         "stacks",
         ("--stacks",),
         _switch,
@@ -409,6 +418,12 @@ def plan(settings: Settings, program: Sequence[str], **more: Any) -> "Plan":
             raise errors.UsageError(f"--always decides itself what to record: leave out {flags}")
 
     values = {option.key: option.default for option in OPTIONS} | dict(settings)
+    if values["apply"] is not None:
+        from pytracer.reading import plan_file
+
+        more["changes"] = changes = plan_file.read(values["apply"]).changes
+        for key in ("checkpoint", "offload"):
+            values[key] = (*values[key], *getattr(changes, key))
     return Plan(
         tuple(program),
         output=values["path"],

@@ -32,6 +32,11 @@ def signed(amount: int) -> str:
     return size_text(amount) if amount <= 0 else f"+{size_text(amount)}"
 
 
+def change_lines(diff: Diff, change: Change, terminal: Terminal, *, cut: bool = True) -> list[str]:
+    """The lines of one change: the number, what happened, and every key."""
+    return list(_colored(_row(diff, change, terminal, cut=cut), change, terminal))
+
+
 def _sides(names: tuple[str, str], diff: Diff, terminal: Terminal) -> list[str]:
     texts = [_moment(side) for side in (diff.before, diff.after)]
     room = max(terminal.width - max(map(len, texts)) - 2, 8)
@@ -103,7 +108,7 @@ def _rows(diff: Diff, terminal: Terminal) -> Iterator[str]:
 def _row(diff: Diff, change: Change, terminal: Terminal, *, cut: bool = True) -> list[str]:
     """The lines of one change: the number, what happened, and every key."""
     head = f"{signed(change.row.change):>12}  {change.row.kind:<7} "
-    texts = _texts(diff, change) or ["(not known)"]
+    texts = change_texts(diff, change) or ["(not known)"]
     whole = head + "  ".join(texts)
     if len(whole) <= terminal.width:
         return [whole]
@@ -134,7 +139,8 @@ def _moved(changes: Changes) -> str:
     return f"{count:,} {rows} {' or '.join(places)}" if count else ""
 
 
-def _texts(diff: Diff, change: Change) -> list[str]:
+def change_texts(diff: Diff, change: Change) -> list[str]:
+    """The known keys of a change: its category, module, op, line and phase."""
     texts = [_text(key, text, change) for key, text in zip(diff.keys, change.row.key, strict=True)]
     return [text for text in texts if text]
 

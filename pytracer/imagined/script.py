@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import errors
+from pytracer.data.changes import Changes, changes_of
 from pytracer.reading.views import LoadedTrace, read
 from pytracer.recording import runner
 from pytracer.recording.start import after_import
@@ -45,6 +46,7 @@ class Plan:
     sizes: str | None = None  # for the rows of experts
     batch: int | None = None  # what {batch} stands for
     wish: launch.Wish = field(default_factory=launch.Wish)
+    changes: Changes = field(default_factory=Changes)  # as `pytracer run --apply` makes them
 
     def file(self) -> str:
         """The name of the trace's file."""
@@ -61,9 +63,10 @@ class Plan:
 
     def environment(self) -> dict[str, str]:
         """The environment of the program."""
+        variables = {**os.environ, **self.changes.environment}
         if self.batch is None:
-            return dict(os.environ)
-        return {name: text.replace(BATCH, str(self.batch)) for name, text in os.environ.items()}
+            return variables
+        return {name: text.replace(BATCH, str(self.batch)) for name, text in variables.items()}
 
     def uses_batch(self) -> bool:
         """Whether anything depends on the batch."""
@@ -88,7 +91,8 @@ def imagine(plan: Plan, keep: Path) -> Imagined:
     plan = plan.filled()
     with tempfile.TemporaryDirectory(prefix="pytracer-") as folder:
         trace, report = Path(folder, "trace"), Path(folder, "problem")
-        order = {**vars(plan), "wish": vars(plan.wish), "path": str(trace), "problem": str(report)}
+        parts = {"wish": vars(plan.wish), "changes": vars(plan.changes)}
+        order = {**vars(plan), **parts, "path": str(trace), "problem": str(report)}
         ran = launch.run(
             [sys.executable, "-c", _CHILD],
             {**environment, _ORDER: json.dumps(order), "PYTRACER": ""},
@@ -119,6 +123,7 @@ class _Run:
         self._plan = plan
         self._block: Any = None
         self._left = plan.steps
+        self._trials: list[Any] = []
 
     def begin(self) -> None:
         from pytracer.imagined.run import imagine as block
@@ -137,6 +142,19 @@ class _Run:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         register_optimizer_step_post_hook(self._stepped)
+        self._begin_changes()
+
+    def _begin_changes(self) -> None:
+        from pytracer.recording.applied import Applied
+        from pytracer.recording.trial import Trial
+
+        changes = self._plan.changes
+        if changes.checkpoint or changes.offload:
+            trial = Trial(changes.checkpoint, changes.offload, stop=_ignore, tell=_ignore)
+            self._trials.append(trial)
+        self._trials.append(Applied(changes))
+        for each in self._trials:
+            each.begin()
 
     def _stepped(self, *_: Any) -> None:
         self._left -= 1
@@ -147,11 +165,18 @@ class _Run:
         """Ends the block and saves its trace. Returns the reason if there is no trace, or else ""."""
         if self._block is None:
             return "the program never imported torch"
+        problems = [trial.end() for trial in self._trials]
         self._block.__exit__(None, None, None)
+        if problem := next(filter(None, problems), ""):
+            return problem
         if not self._block.data.has_allocations:
             return str(errors.NothingOnTheCard())
         self._block.save(path, overwrite=True)
         return ""
+
+
+def _ignore(_: str) -> None:
+    pass
 
 
 def main() -> int:
@@ -159,7 +184,8 @@ def main() -> int:
     order = json.loads(os.environ.pop(_ORDER))
     path, report = order.pop("path"), Path(order.pop("problem"))
     wish = launch.Wish(**order.pop("wish"))
-    plan = Plan(**{**order, "program": tuple(order["program"]), "wish": wish})
+    changes = changes_of(order.pop("changes"))
+    plan = Plan(**{**order, "program": tuple(order["program"]), "wish": wish, "changes": changes})
     run = _Run(plan)
     if not wish.network and not wish.unprotected:
         network.refuse()

@@ -34,6 +34,7 @@ from pytracer.analysis.forecasts.verified import Figure, Verified
 from pytracer.analysis.forecasts.what_if import WhatIf
 from pytracer.basics.version import __version__
 from pytracer.data import meta
+from pytracer.data.changes import allocator_variables
 from pytracer.data.recorded import Trace, load
 from pytracer.data.schema import ACTION
 from pytracer.sandbox import launch
@@ -121,6 +122,20 @@ def what_if(
     return _write("what_if", None, True, again, figures, here, ())
 
 
+def limited(settings: str, limit: int) -> dict[str, str]:
+    """Variables for a run with so many bytes for torch's allocator, on the CUDA device here.
+
+    Raises:
+        errors.UsageError: there is no CUDA device, or it is not larger than the limit.
+    """
+    return allocator_variables(_configuration(settings, limit, _machine("cuda:0")["total"]))
+
+
+def ran_out(trace: Trace) -> bool:
+    """Whether an allocation failed."""
+    return bool((trace.events.action == ACTION["oom"]).any())
+
+
 def _options(chosen: Plan) -> list[str]:
     """Returns the options of `pytracer run` for a plan."""
     options = ["--checkpoint", ",".join(chosen.modules)] if chosen.modules else []
@@ -200,7 +215,7 @@ def _run(
     variables = {key: text for key, text in os.environ.items() if not key.endswith("ALLOC_CONF")}
     conf = _configuration(settings, limit, machine["total"])
     if conf:
-        variables |= {"PYTORCH_ALLOC_CONF": conf, "PYTORCH_CUDA_ALLOC_CONF": conf}
+        variables |= allocator_variables(conf)
     with tempfile.TemporaryDirectory(prefix="pytracer-") as folder:
         file = Path(folder) / "again.pytrace"
         kind = "cpu" if device == "cpu" else "cuda"
@@ -213,7 +228,7 @@ def _run(
                 f"cannot verify: {shlex.join(program)} recorded nothing: {reason}"
             )
         again = load(file)
-    failed = bool((again.events.action == ACTION["oom"]).any())
+    failed = ran_out(again)
     if done.returncode and not failed:
         reason = _last_line(done.stderr)
         raise errors.UsageError(f"cannot verify: {shlex.join(program)} failed: {reason}")

@@ -23,6 +23,8 @@ from pytracer.recording.start import after_import, our_name_is_taken, safely
 
 if TYPE_CHECKING:
     from pytracer.capture.cycles import Recording
+    from pytracer.data.changes import Changes
+    from pytracer.recording.applied import Applied
     from pytracer.recording.trial import Trial
 
 _MOST_EVENTS = 20_000_000  # about 250 MB of file; later events are only counted
@@ -48,14 +50,15 @@ class Plan:
     is_child: bool = False  # a process that the program started: kept if it makes a step
     checkpoint: tuple[str, ...] = ()  # modules to checkpoint, to try a plan
     offload: tuple[str, ...] = ()  # modules to offload, to try a plan
+    changes: "Changes | None" = None  # of a saved plan, whose modules are in the two above
     ranks: tuple[int, ...] = ()  # to record; () for all
     max_size: int | None = None  # bytes of the file, about
     always: bool = False  # totals of every step and some looks, see always.py
 
     @property
     def tries(self) -> bool:
-        """Whether modules are changed, to try a plan."""
-        return bool(self.checkpoint or self.offload)
+        """Whether the program is changed, to try a plan."""
+        return bool(self.checkpoint or self.offload or self.changes)
 
     @property
     def max_events(self) -> int:
@@ -162,6 +165,8 @@ def prepare(plan: Plan, traced: Recorder) -> Callable[[], int]:
     """
     _refuse_launchers(plan)
     _refuse_missing_cuda(plan)
+    if plan.changes is not None:
+        os.environ.update(plan.changes.environment)  # torch reads it when the program imports it
     execute = runner.program(plan.program, as_module=plan.as_module)
 
     def run() -> int:
@@ -252,7 +257,7 @@ class Traced:
         self._plan_name = self._file_name = plan.file_name()
         self._last_file: Path | None = None
         self._recording: Recording | None = None
-        self._trial: Trial | None = None
+        self._trials: list[Trial | Applied] = []
         self._has_failed = False
         self._counter: Any = None  # of the program's steps
         self._peak: Any = None  # of the steps to keep
@@ -323,16 +328,19 @@ class Traced:
         self._counter.count_steps(self._stepped)
 
     def _begin_trial(self) -> None:
-        if self._plan.tries:
+        plan = self._plan
+        if plan.checkpoint or plan.offload:
             from pytracer.recording.trial import Trial
 
-            self._trial = Trial(
-                self._plan.checkpoint,
-                self._plan.offload,
-                stop=self._stop,
-                tell=self._tell.line,
+            self._trials.append(
+                Trial(plan.checkpoint, plan.offload, stop=self._stop, tell=self._tell.line)
             )
-            self._trial.begin()
+        if plan.changes is not None:
+            from pytracer.recording.applied import Applied
+
+            self._trials.append(Applied(plan.changes))
+        for trial in self._trials:
+            trial.begin()
 
     def _stop(self, reason: str) -> None:
         """Ends the program without a recording: what the user has asked for cannot be done."""
@@ -354,13 +362,14 @@ class Traced:
             self._counter.end()
 
     def _end(self, error: BaseException | None, well: bool) -> None:
-        if self._trial is not None and (problem := self._trial.end()) and well:
+        problems = [trial.end() for trial in self._trials]
+        for problem in filter(None, problems if well else []):
             self._tell.line(problem)
             self.exit_code = errors.UsageError.exit_code
         if self._recording is None:
             if well and self._plan.records_this_rank:
                 self._tell.line("the program never imported torch: nothing is recorded")
-            if well and self._plan.tries and self._trial is None:
+            if well and self._plan.tries and not self._trials:
                 self.exit_code = errors.UsageError.exit_code
             return
         self._learn_rank()
@@ -423,7 +432,7 @@ class Traced:
             from pytracer.analysis.facts import usage
 
             self._peak = usage.highest_of_all(traced.data)
-        problem = self._trial.problem() if self._trial is not None else ""
+        problem = next(filter(None, (trial.problem() for trial in self._trials)), "")
         self._tell.recorded(traced, self._file.shown, self._file.path, self._which(), problem)
 
     def _which(self) -> str:

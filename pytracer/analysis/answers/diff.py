@@ -5,7 +5,7 @@ origin: category, module, op, line and phase. Each side is taken at its own mome
 peak, on the device that it trains on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -21,7 +21,7 @@ from pytracer.analysis.facts.usage import At
 from pytracer.data import frames, meta
 from pytracer.data.model_names import Roots
 from pytracer.data.recorded import Trace
-from pytracer.data.schema import WRAPPER_LEVELS
+from pytracer.data.schema import WRAPPER_LEVELS, Mask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +31,7 @@ Kind = Literal["new", "gone", "grew", "shrank", "same"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 
 # Bytes and number of blocks, by their common keys.
-_Rows: TypeAlias = dict[tuple[str, ...], tuple[int, int]]
+Rows: TypeAlias = dict[tuple[str, ...], tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,16 @@ class Side:
     phase: str | None
     by_category: dict[str, int]
     reserved: int | None  # bytes that the allocator held from the driver; None: unknown
+
+
+@dataclass(frozen=True)
+class Moment:
+    """All that a comparison needs of one side, without its trace."""
+
+    side: Side
+    rows: Rows
+    roots: Roots
+    script: str  # the name of the program's file, "" if unknown
 
 
 @dataclass(frozen=True)
@@ -109,22 +119,44 @@ def diff(
         keys = tuple(key for key in keys if key != "line")
         note = "only one of them has Python lines: compared without lines"
     wanted = steps or (None, None)
-    old_moment = _moment(before, at, wanted[0], names[0])
-    new_moment = _moment(after, at, wanted[1], names[1])
-    roots = meta.of(before).roots, meta.of(after).roots
-    first = _by_key(before, keys, old_moment, roots[1])
-    second = _by_key(after, keys, new_moment, roots[0])
+    positions = (
+        _moment(before, at, wanted[0], names[0]),
+        _moment(after, at, wanted[1], names[1]),
+    )
+    old, new = (
+        moment(trace, keys, position)
+        for trace, position in zip((before, after), positions, strict=True)
+    )
+    return between(old, new, keys, note=note, one_run=before is after)
+
+
+def moment(trace: Trace, keys: tuple[str, ...], position: int, which: Mask | None = None) -> Moment:
+    """The blocks that are alive at a position, on the device that the trace trains on.
+
+    `which` leaves out others.
+    """
+    there = usage.alive_at(trace, position) & usage.on_device(trace)
+    there = there if which is None else there & which
+    rows = _by_key(trace, keys, there)
+    return Moment(_side(trace, position, there), rows, meta.of(trace).roots, _script(trace))
+
+
+def between(
+    before: Moment, after: Moment, keys: tuple[str, ...], *, note: str = "", one_run: bool = False
+) -> Diff:
+    """Compares two moments, whose rows have these keys."""
+    first = _comparable(before, keys, after.roots)
+    second = _comparable(after, keys, before.roots)
     if "line" in keys:
         first = _with_lines_of(first, second, keys.index("line"))
     rows = []
     for key in {**first, **second}:
         old, new = first.get(key, (0, 0)), second.get(key, (0, 0))
         rows.append(Row(key, old[0], new[0], new[0] - old[0], old[1], new[1]))
-    sides = _side(before, old_moment), _side(after, new_moment)
-    total = sides[1].bytes - sides[0].bytes
+    total = after.side.bytes - before.side.bytes
     rows.sort(key=lambda row: by_change(row, total))
-    scripts = _script(before), _script(after)
-    return Diff(keys, *sides, tuple(rows), note, before is after, scripts)
+    scripts = before.script, after.script
+    return Diff(keys, before.side, after.side, tuple(rows), note, one_run, scripts)
 
 
 def by_change(row: Row, total: int) -> tuple[int, bool, int, tuple[str, ...]]:
@@ -164,14 +196,14 @@ def _moment(trace: Trace, at: At, step: int | None, name: str) -> int:
     return int(positions[own[levels[own].argmax()]])
 
 
-def _side(trace: Trace, position: int) -> Side:
+def _side(trace: Trace, position: int, there: Mask) -> Side:
     device = usage.main_device(trace)
     moment = usage.moment(trace, position, device)
     in_a_step = moment.step is not None and moment.step < len(training_steps.step_rows(trace))
     step = moment.step if in_a_step else None  # None: after the last step
-    there = usage.alive_at(trace, position) & usage.on_device(trace, device)
+    by_category = usage.in_order(usage.bytes_by_category(trace, there))
     reserved = device_bytes(trace, there, position, device).reserved
-    return Side(moment.bytes, device, step, moment.phase, moment.by_category, reserved)
+    return Side(sum(by_category.values()), device, step, moment.phase, by_category, reserved)
 
 
 def _script(trace: Trace) -> str:
@@ -184,28 +216,45 @@ def _has_lines(trace: Trace) -> bool:
     return bool(allocations(trace).line.any())
 
 
-def _by_key(trace: Trace, keys: tuple[str, ...], position: int, others: Roots) -> _Rows:
-    """Bytes and blocks per key, at a moment. `others` are the models of the other side."""
-    which = usage.alive_at(trace, position) & usage.on_device(trace)
+def _by_key(trace: Trace, keys: tuple[str, ...], which: Mask) -> Rows:
+    """Bytes and blocks per key."""
     groups = [grouping.group(trace, key, which) for key in keys]
-    own = meta.of(trace).roots
-    texts = [
-        comparable(key, group.names, own, others) for key, group in zip(keys, groups, strict=True)
-    ]
     distinct, row = grouping.together(groups)
     total = usage.sums(row, allocations(trace).requested_bytes[which], len(distinct))
     count = np.bincount(row, minlength=len(distinct))
-    found_rows: _Rows = {}
-    for codes, size, blocks in zip(distinct.tolist(), total.tolist(), count.tolist(), strict=True):
-        key = tuple(
-            text[code] if code >= 0 else "" for text, code in zip(texts, codes, strict=True)
-        )
-        size_so_far, blocks_so_far = found_rows.get(key, (0, 0))
-        found_rows[key] = size_so_far + size, blocks_so_far + blocks
-    return found_rows
+    names = [group.names for group in groups]
+
+    def key_of(codes: list[int]) -> tuple[str, ...]:
+        pairs = zip(names, codes, strict=True)
+        return tuple(text[code] if code >= 0 else "" for text, code in pairs)
+
+    amounts = zip(total.tolist(), count.tolist(), strict=True)
+    return _summed(zip(map(key_of, distinct.tolist()), amounts, strict=True))
 
 
-def _with_lines_of(rows: _Rows, other: _Rows, at: int) -> _Rows:
+def _comparable(moment: Moment, keys: tuple[str, ...], others: Roots) -> Rows:
+    """The rows without the parts of names that differ between runs. `others`: models there."""
+    new: list[dict[str, str]] = []
+    for at, key in enumerate(keys):
+        names = list(dict.fromkeys(row[at] for row in moment.rows if row[at]))
+        shown = comparable(key, names, moment.roots, others)
+        new.append({"": "", **dict(zip(names, shown, strict=True))})
+    return _summed(
+        (tuple(one[text] for one, text in zip(new, row, strict=True)), amount)
+        for row, amount in moment.rows.items()
+    )
+
+
+def _summed(rows: Iterable[tuple[tuple[str, ...], tuple[int, int]]]) -> Rows:
+    """The rows with those of one key as one."""
+    found: Rows = {}
+    for key, (size, blocks) in rows:
+        size_so_far, blocks_so_far = found.get(key, (0, 0))
+        found[key] = size_so_far + size, blocks_so_far + blocks
+    return found
+
+
+def _with_lines_of(rows: Rows, other: Rows, at: int) -> Rows:
     """The rows with their lines named as on the other side.
 
     A recording without its working directory has absolute paths. Then two lines are the same if
@@ -222,12 +271,10 @@ def _with_lines_of(rows: _Rows, other: _Rows, at: int) -> _Rows:
         candidates = next((ends[end] for end in _ends(name) if end in ends), [])
         if len(candidates) == 1 and (name.startswith("/") or candidates[0].startswith("/")):
             renamed[name] = candidates[0]
-    out: _Rows = {}
-    for key, (size, blocks) in rows.items():
-        new = (*key[:at], renamed.get(key[at], key[at]), *key[at + 1 :])
-        size_so_far, blocks_so_far = out.get(new, (0, 0))
-        out[new] = size_so_far + size, blocks_so_far + blocks
-    return out
+    return _summed(
+        ((*key[:at], renamed.get(key[at], key[at]), *key[at + 1 :]), amount)
+        for key, amount in rows.items()
+    )
 
 
 def _ends(path: str) -> list[str]:

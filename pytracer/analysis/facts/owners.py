@@ -19,7 +19,7 @@ _LIBRARY = re.compile(
     r"|(^|/)torch/(_\w+|functional|hub|overrides|random|serialization|storage)\.py$"
     r"|(^|/)pytracer/(basics|capture|cli(?!/demo\.py)|cost|imagined|integrations|lab|reading|recording)/"
     r"|(^|/)pytracer/__main__\.py$|(^|/)bin/pytracer$"
-    r"|^<frozen |(^|/)(contextlib|functools|runpy)\.py$"
+    r"|^<frozen |(^|/)(contextlib|functools|runpy)\.py$|(^|/)lib/python[\d.]+/copy\.py$"
     r"|^(\?\?)?$|\.(c|cc|cpp|cu|cuh|h|hpp|o|pyx|S)$"  # the C++ frames of another tool's recording
 )
 # Ops that only allocate. If the program itself calls one, the op still owns its block.

@@ -1,0 +1,345 @@
+"""Makes a program fit: tries changes that need no edit, and orders them by their cost in time.
+
+Each candidate is imagined under the changes that `pytracer run --apply` would make. So what is
+promised is what would run. Changes that cost no time come first. Then the checkpoints of a plan,
+which a replay has proposed for the program with those.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace as changed
+from typing import NamedTuple
+
+from pytracer import errors
+from pytracer.analysis.allocator import replay
+from pytracer.analysis.facts import grouping, usage
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.forecasts import checkpoint_plans, fits
+from pytracer.analysis.forecasts.checkpoint_plans import CheckpointPlan
+from pytracer.analysis.forecasts.fits import Fits
+from pytracer.analysis.forecasts.shown import Shown
+from pytracer.data import meta
+from pytracer.data.changes import Changes
+from pytracer.data.model_names import module_text
+from pytracer.data.recorded import Trace
+from pytracer.data.schema import CATEGORY, PHASE
+
+_SHOWN = Shown(str, str)  # nobody prints the answers in between
+_MOST_PLANS = 5  # checkpoint plans that are imagined
+_STAYS = ("weights", "gradients", "optimizer_state", "inputs", "functional", "workspaces")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A program under some changes. Sizes are bytes."""
+
+    changes: Changes
+    peak: int  # of the requested bytes
+    reserved: int  # by torch's allocator, at most
+    needs: int  # a card on which it surely runs
+    time_ratio: float  # a step's time, over that of the program as it is
+    fits: bool
+    verdict: str
+    code: str = ""  # to paste instead
+
+
+class Stays(NamedTuple):
+    """What a category holds at the peak, and the module with the largest part of that."""
+
+    category: str
+    bytes: int
+    module: str
+    of_module: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was tried, and the best of it: it is true if that surely fits."""
+
+    card: int
+    tried: tuple[Tried, ...]  # the program as it is comes first
+    chosen: Tried
+    problems: tuple[str, ...] = ()  # of candidates that could not be imagined
+    stays: tuple[Stays, ...] = ()  # what no candidate moves, the largest first, if none fits
+    how: str = "imagined"  # or replayed
+    room: int = 0  # of the card, for torch's allocator
+
+    def __bool__(self) -> bool:
+        """Whether the chosen candidate fits."""
+        return self.chosen.fits
+
+    @property
+    def frontier(self) -> list[Tried]:
+        """The candidates that no other beats in time, memory and bits, the quickest first."""
+        left = [one for one in self.tried if not any(_beats(other, one) for other in self.tried)]
+        return sorted(left, key=_by_time)
+
+
+def _beats(one: Tried, other: Tried) -> bool:
+    pairs = [
+        (one.time_ratio, other.time_ratio),
+        (one.needs, other.needs),
+        (not one.changes.is_bit_equal, not other.changes.is_bit_equal),
+    ]
+    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asks for beside fitting."""
+
+    minimise: bool = False  # the smallest peak, and not only one that fits
+    keep_time: float = float("inf")  # the most that a step may take, over what it takes now
+
+
+Imagine = Callable[[Changes], tuple[Trace | None, str]]  # the trace, or why there is none
+
+
+def search(imagine: Imagine, first: Trace, card: int, wanted: Wanted) -> Found:
+    """Tries candidates until one fits; for the smallest peak all of them."""
+    tries = _Tries(imagine, card, first)
+    free = Changes()
+    if tries.wants_more(wanted):
+        for one in _free(first, tries.last):
+            now = tries.add(one, 1.0)
+            if now is not None and _helps(now, tries.tried[0]):
+                free = _both(free, one)
+        if free not in tries.changes:
+            tries.add(free, 1.0)
+    base = tries.traces.get(free, first)
+    if tries.wants_more(wanted):
+        for changes, ratio, code in _plans(base, tries, free, wanted):
+            tries.add(changes, ratio, code)
+    return tries.found(wanted)
+
+
+class _Tries:
+    """The candidates so far."""
+
+    def __init__(self, imagine: Imagine, card: int, first: Trace) -> None:
+        self._imagine, self.card = imagine, card
+        self.traces: dict[Changes, Trace] = {Changes(): first}
+        self.last = _fits(first, card)
+        self.tried = [_tried(Changes(), first, self.last, 1.0)]
+        self.problems: list[str] = []
+
+    @property
+    def changes(self) -> list[Changes]:
+        return [one.changes for one in self.tried]
+
+    def wants_more(self, wanted: Wanted) -> bool:
+        return wanted.minimise or not any(one.fits for one in self.tried)
+
+    def add(self, changes: Changes, ratio: float, code: str = "") -> Tried | None:
+        """Imagines a candidate, unless that was done; None if it cannot be imagined."""
+        if changes in self.changes:
+            return self.tried[self.changes.index(changes)]
+        trace, problem = self._imagine(changes)
+        if trace is None:
+            self.problems.append(problem)
+            return None
+        self.traces[changes] = trace
+        self.last = _fits(trace, self.card)
+        self.tried.append(_tried(changes, trace, self.last, ratio, code))
+        return self.tried[-1]
+
+    def found(self, wanted: Wanted) -> Found:
+        best = _best(self.tried, wanted)
+        stays = () if best.fits else tuple(_stays(self.traces[best.changes]))
+        room = fits_room(self.traces[Changes()], self.card)
+        problems = tuple(self.problems)
+        return Found(self.card, tuple(self.tried), best, problems, stays, room=room)
+
+
+def with_rank(found: Found, rank: int, trace: Trace | None, problem: str) -> Found:
+    """The same, if another rank also fits under the chosen changes; otherwise it does not fit."""
+    fits = None if trace is None else _fits(trace, found.card)
+    if fits:
+        return found
+    why = problem or f"rank {rank} needs another plan"
+    chosen = changed(found.chosen, fits=False, verdict=replay.PERHAPS)
+    return changed(found, chosen=chosen, problems=(*found.problems, why))
+
+
+def _best(tried: Sequence[Tried], wanted: Wanted) -> Tried:
+    quick = [one for one in tried if one.time_ratio <= wanted.keep_time]
+    fitting = [one for one in quick if one.fits]
+    if wanted.minimise or not fitting:
+        return min(fitting or quick, key=lambda one: (one.needs, one.time_ratio))
+    return min(fitting, key=_by_time)
+
+
+def _by_time(one: Tried) -> tuple[float, bool, int, int]:
+    """Sorts candidates: the quickest first, then those that keep all bits, then by few changes."""
+    count = sum(bool(each) for each in vars(one.changes).values())
+    return one.time_ratio, not one.changes.is_bit_equal, count, one.needs
+
+
+def _tried(changes: Changes, trace: Trace, fits: Fits, ratio: float, code: str = "") -> Tried:
+    reserved = fits.reserved[1]
+    return Tried(
+        changes,
+        usage.peak(trace).bytes,
+        reserved,
+        fits.surely_needs,
+        ratio,
+        bool(fits),
+        fits.verdict,
+        code,
+    )
+
+
+def _helps(one: Tried, now: Tried) -> bool:
+    return one.needs < now.needs
+
+
+def _both(one: Changes, other: Changes) -> Changes:
+    given = {name: value for name, value in vars(other).items() if value}
+    return changed(one, **given)
+
+
+# ---------------------------------------------------------------- changes that cost no time
+
+
+def _free(first: Trace, fits: Fits) -> Iterator[Changes]:
+    """Changes that may help this program, each alone."""
+    trace = first
+    best = next((one for one in fits.choices if fits.surely_runs(one)), None)
+    best = best or min(fits.choices, key=lambda one: one.smallest_room, default=None)
+    if best is not None and not best.as_recorded and fits.settings_known:
+        yield Changes(settings=best.settings)
+    if _in_phase(trace, "temporaries", "optimizer"):
+        yield Changes(optimizer="fused")
+    if _in_phase(trace, "gradients", "backward") and _gradients_stay(trace):
+        yield Changes(set_to_none=True)
+    if meta.of(trace).ddp_buckets:
+        yield Changes(bucket_views=True)
+
+
+def _in_phase(trace: Trace, category: str, phase: str) -> bool:
+    alloc = allocations(trace)
+    of_it = (alloc.category == CATEGORY[category]) & (alloc.phase == PHASE[phase])
+    return bool((of_it & usage.on_device(trace)).any())
+
+
+def _gradients_stay(trace: Trace) -> bool:
+    """Whether gradients are in use while the forward has its most bytes."""
+    alloc = allocations(trace)
+    made = usage.on_device(trace) & (alloc.phase == PHASE["forward"])
+    at = usage.highest_where(trace, made).position
+    by_category = usage.bytes_by_category(trace, usage.alive_at(trace, at))
+    return bool(by_category[CATEGORY["gradients"]])
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def _plans(
+    base: Trace, tries: _Tries, free: Changes, wanted: Wanted
+) -> Iterator[tuple[Changes, float, str]]:
+    """Plans by their cost, the cheapest that a replay shows to fit first, until one fits.
+
+    If that fits, the next cheaper ones follow, because a replay may see too much.
+    """
+    plan = _checkpoint_plan(base, fits_room(base, tries.card))
+    if plan is None:
+        return
+    steps = [one for one in plan.frontier if one.modules and one.time_ratio <= wanted.keep_time]
+    if not steps:
+        return
+
+    def candidate(at: int) -> tuple[Changes, float, str]:
+        names = tuple(module_text(name) for name in steps[at].modules)
+        code = checkpoint_plans.code_of(steps[at].modules, plan.roots)
+        return changed(free, checkpoint=names), steps[at].time_ratio, code
+
+    at = next((i for i, one in enumerate(steps) if one == plan.chosen), len(steps) - 1)
+    if wanted.minimise:
+        at = min(range(len(steps)), key=lambda i: steps[i].peak_reserved or steps[i].peak)
+    step, left = 0, _MOST_PLANS
+    while 0 <= at < len(steps) and left:
+        left -= 1
+        yield candidate(at)
+        if wanted.minimise:
+            return
+        does_fit = bool(tries.last)
+        if step and does_fit == (step > 0):
+            return  # the cheapest that fits lies between the last two
+        step = -1 if does_fit else 1
+        at += step
+
+
+def _checkpoint_plan(base: Trace, room: int) -> CheckpointPlan | None:
+    device = usage.main_device(base)
+    try:
+        return checkpoint_plans.plan(base, room, 0, device, _SHOWN)
+    except errors.UsageError:  # no module can be checkpointed
+        return None
+
+
+def _fits(trace: Trace, card: int) -> Fits:
+    return fits.fits(trace, card, None, None, _SHOWN)
+
+
+def fits_room(base: Trace, card: int) -> int:
+    """What the card has for torch's allocator, for sure."""
+    fits = _fits(base, card)
+    return max(card - max(fits.beside, fits.beside_at_most), 0)
+
+
+def _stays(trace: Trace) -> list[Stays]:
+    """What the categories hold at the peak that no change here can move."""
+    alive, category = usage.alive(trace), allocations(trace).category
+    found = []
+    for name in _STAYS:
+        which = alive & (category == CATEGORY[name])
+        modules = grouping.holders(trace, "module", which) if which.any() else []
+        total = sum(row.bytes for row in modules)
+        if total:
+            most = max(modules, key=lambda row: row.bytes)
+            found.append(Stays(name, total, most.name, most.bytes))
+    return sorted(found, key=lambda one: -one.bytes)
+
+
+# ---------------------------------------------------------------- without a program
+
+
+def by_replay(trace: Trace, card: int, wanted: Wanted) -> Found:
+    """The settings and the checkpoints that a replay of this trace shows, each for itself."""
+    fits = _fits(trace, card)
+    room = fits_room(trace, card)
+    now = _tried(Changes(), trace, fits, 1.0)
+    tried = [now]
+    for one in fits.choices:
+        if not one.as_recorded and fits.settings_known:
+            needs = fits.beside + one.smallest_room + fits.more
+            runs = fits.surely_runs(one)
+            verdict = replay.YES if runs else replay.NO
+            changes = Changes(settings=one.settings)
+            tried.append(Tried(changes, now.peak, one.peak_reserved, needs, 1.0, runs, verdict))
+    plan = _checkpoint_plan(trace, 0 if wanted.minimise else room)
+    if plan is not None:
+        tried += _replayed_plans(plan, room, card)
+    best = _best(tried, wanted)
+    stays = () if best.fits else tuple(_stays(trace))
+    return Found(card, tuple(tried), best, (), stays, "replayed", room)
+
+
+def _replayed_plans(plan: CheckpointPlan, room: int, card: int) -> Iterator[Tried]:
+    """The frontier. Only of the chosen plan it was tried where segments may lie."""
+    most = plan.reserved[1] if plan.reserved is not None and plan.is_known else None
+    for one in plan.frontier:
+        if not one.modules or one.peak_reserved is None:
+            continue
+        is_sure = one == plan.chosen and (bool(plan) or (most is not None and most <= room))
+        may_fit = one.peak_reserved <= room
+        verdict = replay.YES if is_sure else replay.PERHAPS if may_fit else replay.NO
+        yield Tried(
+            Changes(checkpoint=tuple(map(module_text, one.modules))),
+            one.peak,
+            one.peak_reserved,
+            max(one.peak_reserved, most or 0 if is_sure else 0) + card - room,
+            one.time_ratio,
+            is_sure,
+            verdict,
+            checkpoint_plans.code_of(one.modules, plan.roots),
+        )

@@ -1,0 +1,81 @@
+"""Makes the changes of a plan in the program that runs: those that are not of single modules."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from pytracer.data.changes import Changes
+
+
+class Applied:
+    """Makes the changes that concern optimizers and DistributedDataParallel."""
+
+    def __init__(self, changes: Changes) -> None:
+        """Changes nothing until `begin`."""
+        self._changes = changes
+        self._had_effect: set[str] = set()
+        self._undo: list[Callable[[], object]] = []
+
+    def begin(self) -> None:
+        """Puts the changes in place: the program has imported torch."""
+        if self._changes.optimizer:
+            hook = register_optimizer_step_pre_hook(self._before_step)
+            self._undo.append(hook.remove)
+        if self._changes.set_to_none:
+            self._replace(Optimizer, "zero_grad", self._zero_grad)
+        if self._changes.bucket_views:
+            self._replace(torch.nn.parallel.DistributedDataParallel, "__init__", self._with_views)
+
+    def end(self) -> str:
+        """Takes the changes away. Returns a sentence about one without an effect, or ""."""
+        for undo in reversed(self._undo):
+            undo()
+        self._undo = []
+        return self.problem()
+
+    def problem(self) -> str:
+        """A sentence about a change that has had no effect so far; "" if all had one."""
+        asked = asdict(self._changes)
+        for key in ("optimizer", "set_to_none", "bucket_views"):
+            if asked[key] and key not in self._had_effect:
+                return (
+                    f"the plan's {key} = {json.dumps(asked[key])} changed nothing in this program"
+                )
+        return ""
+
+    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        before = vars(owner)[name]
+        setattr(owner, name, make(before))
+        self._undo.append(lambda: setattr(owner, name, before))
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        """Chooses how the optimizer steps, before its first step makes its state."""
+        if optimizer.state or self._changes.optimizer not in (*optimizer.defaults, "loop"):
+            return
+        if "foreach" not in optimizer.defaults or optimizer.defaults.get("differentiable"):
+            return
+        for group in optimizer.param_groups:
+            group["foreach"] = self._changes.optimizer == "foreach"
+            if "fused" in group:
+                group["fused"] = self._changes.optimizer == "fused"
+        self._had_effect.add("optimizer")
+
+    def _zero_grad(self, before: Callable[..., None]) -> Callable[..., None]:
+        def zero_grad(optimizer: Any, set_to_none: bool = True) -> None:
+            if not set_to_none:
+                self._had_effect.add("set_to_none")
+            before(optimizer, set_to_none=True)
+
+        return zero_grad
+
+    def _with_views(self, before: Callable[..., None]) -> Callable[..., None]:
+        def init(model: Any, *args: Any, **kwargs: Any) -> None:
+            if not kwargs.get("gradient_as_bucket_view"):
+                self._had_effect.add("bucket_views")
+            before(model, *args, **{**kwargs, "gradient_as_bucket_view": True})
+
+        return init
