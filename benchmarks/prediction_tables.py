@@ -47,7 +47,11 @@ def replays(document: Document) -> str:
 def fitted(document: Document) -> str:
     """A row per program: what was promised of the plan, and what was measured under it."""
     rows, count = [], {"ran": 0, "peak": 0, "time": 0, "equal": 0}
+    planned = [row for row in document["programs"] if row.get("fits") and "problem" not in row]
+    left = [row["name"] for row in planned if "measured" not in row]
     for row in document["programs"]:
+        if row["name"] in left:
+            continue
         found, promised = row.get("measured", {}), row.get("promised")
         if "fitted" not in found or not found["limited"]["failed"]:
             why = row.get("problem") or found.get("problem") or _not_measured(row)
@@ -62,10 +66,10 @@ def fitted(document: Document) -> str:
         count["ran"] += 1
         count["peak"] += abs(peak) <= 0.01
         count["time"] += ratio <= promised["time"] * 1.1
-        count["equal"] += found["equal"]
+        count["equal"] += bool(found["equal"])
         saved = 1 - fitted["reserved"] / plain["reserved"]
         times = [f"{promised['time']:.2f}", f"{ratio:.2f}"]
-        bits = "equal" if found["equal"] else "differ"
+        bits = {True: "equal", False: "differ", None: "not known"}[found["equal"]]
         rows.append([row["name"], _changed(row), f"-{saved:.0%}", f"{peak:+.2%}", *times, bits])
     machine = document["machine"]
     titles = ("program", "plan", "reserved", "peak, measured over promised", "time promised")
@@ -74,15 +78,16 @@ def fitted(document: Document) -> str:
         f"Each program had {document['share']:.0%} of what it reserves, with which it fails as it is. "
         f"Under its plan, {count['ran']} of {len(rows)} ran: {count['peak']} with the promised peak within "
         f"1 %, {count['time']} within 1.1 times the promised time, {count['equal']} with equal losses.\n\n"
-        f"{text}\n\nMeasured on {machine['device']}, torch {machine['torch']}, {machine['date']}."
+        f"{text}\n\nMeasured on {machine['device']}, torch {machine['torch']}, {machine['date']}. "
+        f'"Not known": two plain runs differ, or there was only one.'
+        + (f" A plan was found, and not run yet: {'; '.join(left)}." if left else "")
     )
 
 
 def _not_measured(row: dict[str, Any]) -> str:
     if not row.get("fits", True):
         return "nothing fits"
-    found = row.get("measured")
-    return "not run" if found is None else "the plain program did not fail"
+    return "the plain program did not fail"
 
 
 def _changed(row: dict[str, Any]) -> str:

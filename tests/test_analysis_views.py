@@ -346,10 +346,10 @@ def test_growing_memory_is_the_first_thing_to_say() -> None:
 
 def test_gradients_alive_in_forward_ask_for_an_earlier_zero_grad() -> None:
     b = TraceBuilder()
-    gradient = b.seed(1000)
+    gradient = b.seed(2 * MIB)
     b.label(gradient, "gradients", "parameter", "w")
     with b.module("model"), b.op("aten::mm", grad=True):
-        b.alloc(2000)
+        b.alloc(4 * MIB)
     b.free(gradient)
     with b.backward():
         pass
