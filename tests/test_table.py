@@ -132,7 +132,7 @@ def test_memory_ran_out() -> None:
 @pytest.mark.parametrize(
     ("path", "shown"),
     [
-        ("/usr/lib/python3.12/copy.py", "copy.py"),
+        ("/usr/lib/python3.12/heapq.py", "heapq.py"),
         ("/venv/lib/python3.12/site-packages/transformers/activations.py", "transformers/activations.py"),
         ("/usr/lib/python3/dist-packages/timm/layers/mlp.py", "timm/layers/mlp.py"),
         ("/home/user/.venv/lib/python3.12/site-packages/timm/mlp.py", "timm/mlp.py"),
