@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 import pytracer
-from pytracer import errors, load, trace
+from pytracer import History, errors, trace
 from pytracer.cli import main
 from pytracer.data import step_totals
 from pytracer.data._native import C
@@ -61,7 +61,7 @@ def test_totals_of_each_step_equal_a_full_trace(place: Path, seed: int) -> None:
                 kept.append(output)
             if draw.random() < 0.2:
                 kept.clear()
-    rows = load("run.always").steps()
+    rows = History("run.always").steps()
     full = t.steps()
     assert list(rows["peak"])[:-1] == list(full["peak_bytes"])[: len(rows) - 1]
     assert list(rows["steps"]) == [1] * 12
@@ -81,7 +81,7 @@ def test_totals_of_each_step_equal_cudas_own_counters(place: Path) -> None:
             names = ("requested_bytes.all.peak", "requested_bytes.all.current")
             seen.append((*(stats[name] for name in names), stats["reserved_bytes.all.peak"]))
             torch.cuda.reset_peak_memory_stats()
-    rows = load("run.always").steps()
+    rows = History("run.always").steps()
     found = list(zip(rows["peak"], rows["now"], rows["reserved_peak"], strict=True))
     assert found == seen
 
@@ -110,7 +110,7 @@ def test_a_forked_child_counts_nothing(place: Path) -> None:
             os._exit(0)
         os.waitpid(child, 0)
         step(model, optimizer)
-    assert load("run.always").step_count == 2
+    assert History("run.always").step_count == 2
 
 
 def test_only_one_recorder_of_a_process_is_always_on(place: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_program_that_marks_its_own_steps_is_counted_so(place: Path) -> None:
         for _ in range(5):
             model(torch.ones(4, 16))
             recorder.mark_step()
-    assert load("run.always").step_count == 5
+    assert History("run.always").step_count == 5
 
 
 # ---------------------------------------------------------------- the file
@@ -236,7 +236,7 @@ def test_a_killed_program_leaves_all_steps_but_the_last(place: Path, seed: int) 
             last = program.stdout.readline()
         program.send_signal(signal.SIGKILL)
         last = (program.stdout.read().splitlines() or [last])[-1]
-    assert load("run.always").step_count >= int(last)
+    assert History("run.always").step_count >= int(last)
 
 
 def _environment() -> dict[str, str]:
@@ -315,7 +315,7 @@ def test_an_alarm_names_the_variable_and_the_line(
     assert len(alarms) == 1
     assert "`history` keeps what each step makes" in alarms[0]
     assert "test_always.py" in alarms[0]
-    assert any(look.reason == GROWS and look.step > 300 for look in load("run.always").looks)
+    assert any(look.reason == GROWS and look.step > 300 for look in History("run.always").looks)
 
 
 def bounded_queue() -> Callable[[], object]:
@@ -427,7 +427,7 @@ def test_run_always_counts_a_program_as_it_is(
     for code, folder in (("0", "train.always"), ("5", "train.1.always")):
         ended = run("-m", "pytracer", "run", "--always", "train.py", code)
         assert ended.returncode == int(code)
-        assert load(folder).step_count == 30
+        assert History(folder).step_count == 30
     assert "30 steps; look at them:" in ended.stderr
     assert main(["summary", "train.always"]) == 0
     shown = capsys.readouterr().out
@@ -466,13 +466,13 @@ def test_looks_are_ordinary_traces(place: Path) -> None:
         model, optimizer = parts()
         for _ in range(20):
             step(model, optimizer)
-    history = load("run.always")
+    history = History("run.always")
     look = history.look(history.looks[-1].step)
     assert look.peak.by_category["weights"] > 0
     assert look.peak.by_category["unknown"] == 0
     with pytest.raises(errors.UsageError, match="looks begin with"):
         history.look(10**6)
-    with pytest.raises(errors.UsageError, match="name one of its looks"):
+    with pytest.raises(errors.UsageError, match="or name one of its looks"):
         read_job("run.always")
 
 
@@ -483,4 +483,4 @@ def test_old_looks_make_room_for_new_ones(place: Path) -> None:
             step(model, optimizer, rows=8 + 20_000 * (number % 100 == 99) * (number // 100 + 1))
     folder = Path("run.always")
     assert sum(path.stat().st_size for path in folder.iterdir()) < 400 * 1024
-    assert load(folder).looks[0].step == 0
+    assert History(folder).looks[0].step == 0

@@ -11,7 +11,7 @@ import pytest
 
 import pytracer
 from pytracer import errors
-from pytracer.analysis.answers import breakdown, hints, recording_quality, training_steps
+from pytracer.analysis.answers import breakdown, hints, layers, recording_quality, training_steps
 from pytracer.analysis.facts import allocations, owners, timelines, usage
 from pytracer.analysis.forecasts import changes
 from pytracer.data.recorded import Trace, once_per_trace
@@ -398,7 +398,7 @@ def test_layers_that_are_checkpointed_already_are_not_advised_to_be() -> None:
 
 
 def test_layers_are_taken_together_by_their_numbers(trace: Trace) -> None:
-    found = hints.repeated_modules(trace, usage.alive(trace))
+    found = layers.repeated_modules(trace, usage.alive(trace))
     assert (found[0].pattern, found[0].modules) == ("h.*", 2)
 
 

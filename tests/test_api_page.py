@@ -113,7 +113,7 @@ TABLES: dict[str, Callable[[Any, Any, Any], pd.DataFrame]] = {
     "t.diff(other)": lambda cpu, gpu, job: cpu.diff(steps=(1, 3)),
     "job.ranks()": lambda cpu, gpu, job: job.ranks(),
     "job.findings()": lambda cpu, gpu, job: job.findings(),
-    "history.steps()": lambda cpu, gpu, job: pytracer.load("run.always").steps(),
+    "history.steps()": lambda cpu, gpu, job: pytracer.History("run.always").steps(),
 }
 
 
@@ -144,7 +144,7 @@ def test_every_table_of_a_trace_is_described() -> None:
 # ---------------------------------------------------------------- JSON documents
 
 MAPS = ("by_category", "left_out", "limits", "lost", "peaks")  # objects whose keys are data
-OPEN = ("meta",)  # as recorded; docs/trace-format.md describes it
+OPEN = ("meta", "events")  # as recorded; docs/trace-format.md and docs/always.md describe them
 KINDS = {
     bool: "boolean",
     dict: "object",
@@ -160,7 +160,7 @@ def schema_of(value: Any, key: str = "") -> dict[str, Any]:
     """The JSON Schema of one value. `type` is always a list here."""
     schema: dict[str, Any] = {"type": [KINDS[type(value)]]}
     if isinstance(value, list):
-        schema["items"] = merged(schema_of(each) for each in value)
+        schema["items"] = merged(schema_of(each, key if key in OPEN else "") for each in value)
     elif isinstance(value, dict) and key in MAPS:
         schema["additionalProperties"] = merged(schema_of(each) for each in value.values())
     elif isinstance(value, dict) and key not in OPEN:

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.report import irregular
 from programs.notebook_hosts import COLAB, VS_CODE, put_in_by_a_script
 from pytracer import LoadedTrace, load
-from pytracer.analysis.answers import findings, hints
+from pytracer.analysis.answers import findings, layers
 from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.forecasts import changes
@@ -117,7 +117,7 @@ def test_the_largest_module_is_the_terminals(name: str, tab: Any, tmp_path: Path
     """Alike layers are one. A click finds its allocations, and no others."""
     trace = load(RECORDED.parent / f"{name}.pytrace").data
     page = shown(tab, tmp_path, trace).open()
-    first = hints.repeated_modules(trace, usage.alive(trace, "peak"), depth=False)[0]
+    first = layers.repeated_modules(trace, usage.alive(trace, "peak"), depth=False)[0]
     assert ("module", first.text, first.bytes) in largest_of(page)
     page.tab.locator(".first .largest button", has_text=first.text).click()
     page.settle()

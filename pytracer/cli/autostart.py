@@ -38,6 +38,8 @@ def _record(program: str, settings: recording.Settings, *, is_child: bool) -> No
 
     asked = {key: value for key, value in settings.items() if key != "only"}
     plan = recording.plan(asked, (program,), by_environment=True, is_child=is_child)
+    if not plan.always:
+        plan.place()  # refuses a file that is there
     messages = Messages(
         settings.get("json"),
         plan.force,

@@ -36,7 +36,7 @@ class History(Steps):
     """All steps of a program, and the looks at some of them.
 
     Example:
-        history = load("train.always")
+        history = History("train.always")
         print(history)
         history.steps()
         print(history.look(40_012))

@@ -36,8 +36,11 @@ def read_job(path: str | Path, engine: str | None = None) -> "Job":
     """The job in a folder of traces, or in a dataset that `to_parquet` wrote."""
     if history.is_history(path):
         looks = history.History(path).looks
-        named = f": name one of its looks, such as {path}/{looks[-1].file}" if looks else ""
-        raise errors.UsageError(f"{path} has every step of a program, and no job{named}")
+        named = f", or name one of its looks, such as {path}/{looks[-1].file}" if looks else ""
+        raise errors.UsageError(
+            f"{path} has every step of a program: read it with pytracer.History or "
+            f"pytracer summary{named}"
+        )
     if dataset.is_dataset(path):
         return Job(folder.latest(dataset.read(path)))
     files = folder.files_of(path)

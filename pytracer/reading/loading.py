@@ -1,17 +1,16 @@
-"""`load()`: a file is a trace, a folder of files a job, and that of an always-on recorder a history."""
+"""`load()`: a file is a trace, and a folder of files is a job."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytracer.reading import history, views
-from pytracer.reading.history import History
+from pytracer.reading import views
 from pytracer.reading.views import LoadedTrace
 
 if TYPE_CHECKING:
     from pytracer.reading.job import Job
 
 
-def load(path: str | Path, *, engine: str | None = None) -> "LoadedTrace | History":
+def load(path: str | Path, *, engine: str | None = None) -> LoadedTrace:
     """Reads a trace from a file, or all ranks of a job from a folder.
 
     A file is read as far as it was written before the program ended. Memory snapshots of torch
@@ -28,8 +27,6 @@ def load(path: str | Path, *, engine: str | None = None) -> "LoadedTrace | Histo
         print(job)
         print(job.rank(3))
 
-    The folder of a recorder that was always on becomes a `History`.
-
     Args:
         path: a `.pytrace` file, a memory snapshot, a folder of them, or a pattern such as
             "run/train.rank*.pytrace".
@@ -40,8 +37,6 @@ def load(path: str | Path, *, engine: str | None = None) -> "LoadedTrace | Histo
             format; or the folder has no trace.
         errors.UsageError: the folder has the files of several runs.
     """
-    if history.is_history(path):
-        return History(path)
     return _job(path, engine) if is_job(path) else views.load(path)
 
 

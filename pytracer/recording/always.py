@@ -54,7 +54,7 @@ class always:  # noqa: N801 - reads as a word: `with always():`
         with pytracer.always("run.always", alarm=page_the_team):
             train()
 
-        print(pytracer.load("run.always"))
+        print(pytracer.History("run.always"))
 
     Args:
         path: the folder to make. It gets the rank's number if the job has ranks.

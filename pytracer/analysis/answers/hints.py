@@ -14,11 +14,17 @@ from pytracer.analysis.allocator import advice as allocator_advice, blocks
 from pytracer.analysis.answers import findings, growth, held, postmortem
 from pytracer.analysis.answers.edits import Edit, peak_after
 from pytracer.analysis.answers.keepers import keeper_of, kinds
+from pytracer.analysis.answers.layers import (
+    Repeated,
+    not_recomputed,
+    recomputed_layers,
+    repeated_modules,
+)
 from pytracer.analysis.answers.situation import Finding, Situation
 from pytracer.analysis.facts import grouping, phases, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import BACKWARD, NEVER
-from pytracer.basics.names import called_layer, is_nameless, layers_alike, numbers_text, short_line
+from pytracer.basics.names import called_layer, is_nameless, short_line
 from pytracer.basics.units import size_text
 from pytracer.data import health, meta, sanitized
 from pytracer.data.recorded import Trace, once_per_trace
@@ -35,7 +41,6 @@ _CAN_BE_FUSED = {  # the devices for which torch has such a kernel
     "Adagrad": ("cpu",),
 }
 _LONG_LIVED = 3  # steps: nothing drops gradients that live so long
-_MOST_APART = 8  # children of a Sequential
 
 _WORDS = {
     "checkpoint": "torch.utils.checkpoint on them",
@@ -431,22 +436,24 @@ def _activations(now: _Situation) -> Iterator[Hint]:
     kept = not_recomputed(now.trace, now.of_category("activations"))
     repeated = repeated_modules(now.trace, kept)
     if repeated and repeated[0].modules > 1 and repeated[0].bytes > amount // 4:
-        most = repeated[0]
-        name = "" if is_nameless(most.pattern) else f" {most.pattern}"
+        stacks = _stacks_together(now.trace, repeated)
+        names = tuple(name for stack in stacks for name in stack.names)
+        total = sum(stack.bytes for stack in stacks)
+        patterns = " and ".join(stack.pattern for stack in stacks if not is_nameless(stack.pattern))
         yield Hint(
-            f"The {most.modules} modules{name} hold {size_text(most.bytes)} of "
+            f"The {len(names)} modules{f' {patterns}' if patterns else ''} hold {size_text(total)} of "
             f"activations: {advised(now.trace, 'checkpoint')} keeps only their inputs.",
-            most.bytes,
+            total,
             TRADE,
-            _freed_at_the_failure(now, most.names),
+            _freed_at_the_failure(now, names),
             price="up to one more forward of them",
-            modules=most.names,
+            modules=names,
         )
     elif amount:
         ways = [advised(now.trace, "batch")]
         if not _has_16_bits(now.trace):
             ways.append(advised(now.trace, "16 bits"))
-        if not _recomputed_layers(now.trace):
+        if not recomputed_layers(now.trace):
             ways.append(advised(now.trace, "checkpoint").removesuffix(" on them"))
         *others, last = ways
         words = f"{', '.join(others)} or {last}" if others else last
@@ -454,6 +461,19 @@ def _activations(now: _Situation) -> Iterator[Hint]:
         yield Hint(
             text, amount // 2, TRADE, price="of the one that is chosen", numbers=OTHER_NUMBERS
         )
+
+
+def _stacks_together(trace: Trace, repeated: list[Repeated]) -> list[Repeated]:
+    """The stack of layers that holds most, and those that a framework's switch takes with it.
+
+    transformers' switch checkpoints the encoder's layers with the decoder's.
+    """
+    most = repeated[0]
+    if advised(trace, "checkpoint") == _WORDS["checkpoint"]:
+        return [most]
+    end = most.pattern.split(".")[-2:]
+    others = (one for one in repeated[1:] if one.modules > 1)
+    return [most, *(one for one in others if one.pattern.split(".")[-2:] == end)]
 
 
 def _has_16_bits(trace: Trace) -> bool:
@@ -544,70 +564,3 @@ def _temporaries(now: _Situation) -> Iterator[Hint]:
 _FREE = (_fused_optimizer, _fused_functions, _loss, _buckets, _gradients_that_stay)
 _TRADES = (_activations, _twins, _state, _temporaries, _cache)
 _ALL = ((_mistakes,), _FREE, _TRADES, (_kept_results, _unexplained))
-
-
-# ---------------------------------------------------------------- repeated modules
-
-
-@dataclass(frozen=True)
-class Repeated:
-    """Modules whose paths differ only in numbers: the layers of a stack."""
-
-    pattern: str  # "h.*.mlp"; of a Sequential's children "[0, 2, 4]"
-    names: tuple[str, ...]
-    bytes: int
-
-    @property
-    def modules(self) -> int:
-        """How many they are."""
-        return len(self.names)
-
-    @property
-    def text(self) -> str:
-        """The pattern as people read it. Stars alone say nothing, so they are `all layers`."""
-        return "all layers" if is_nameless(self.pattern) else self.pattern
-
-
-def repeated_modules(trace: Trace, which: Mask, depth: bool = True) -> list[Repeated]:
-    """The holders of these allocations, with all layers of a stack as one, largest first.
-
-    With `depth`, modules inside a layer count for the layer (`h.3.mlp.0` for `h.*`), because people
-    checkpoint or move whole layers.
-    """
-    totals: dict[str, int] = {}
-    members: dict[str, dict[str, None]] = {}
-    rows = grouping.holders(trace, "module", which)
-    called = scopes.called_modules(trace)
-    names = [called_layer(row.name, called) if depth else row.name for row in rows]
-    bare = {name for name in names if layers_alike(name) == "*"}
-    for row, name in zip(rows, names, strict=True):
-        pattern = layers_alike(name)
-        if pattern == "*":
-            # These children have no other name: name each if they are few, unless layers count.
-            alone = not depth and len(bare) <= _MOST_APART
-            pattern = numbers_text([name] if alone else bare)
-        totals[pattern] = totals.get(pattern, 0) + row.bytes
-        members.setdefault(pattern, {})[name] = None
-    repeated = [Repeated(p, tuple(members[p]), total) for p, total in totals.items()]
-    return sorted(repeated, key=lambda each: -each.bytes)
-
-
-def not_recomputed(trace: Trace, which: Mask) -> Mask:
-    """These allocations without those of layers that already run their forward a second time."""
-    layers, called = _recomputed_layers(trace), scopes.called_modules(trace)
-    result = which.copy()
-    if layers:
-        groups = grouping.group(trace, "module", which)
-        again = np.array(
-            [called_layer(name, called) in layers for name in groups.names] + [False], np.bool_
-        )
-        result[which] = ~again[groups.codes]  # code -1, no module, is the last
-    return result
-
-
-def _recomputed_layers(trace: Trace) -> set[str]:
-    """The layers that checkpointing runs again, anywhere in the trace."""
-    alloc = allocations(trace)
-    modules = np.unique(alloc.module[alloc.phase == PHASE["recompute"]])
-    called = scopes.called_modules(trace)
-    return {called_layer(trace.strings[module], called) for module in modules if module}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pytracer.analysis.allocator.blocks import DeviceBytes, device_bytes
-from pytracer.analysis.answers import hints, peaks, recording_quality, training_steps
+from pytracer.analysis.answers import hints, layers, peaks, recording_quality, training_steps
 from pytracer.analysis.facts import doubts, grouping, usage
 from pytracer.data import meta
 from pytracer.data.recorded import Trace
@@ -17,7 +17,7 @@ class Overview:
     when: str  # the step and phase of the peak; "" before the first event
     other_devices: dict[str, int]  # their peaks in bytes
     by_kind: dict[str, int]  # the peaks of training, evaluation and generation, if several
-    modules: list[hints.Repeated]  # the holders, the layers of a stack as one
+    modules: list[layers.Repeated]  # the holders, the layers of a stack as one
     lines: list[grouping.Holder]
     memory: DeviceBytes
     updates_by_hand: bool
@@ -43,7 +43,7 @@ def overview(trace: Trace, device: str | None = None) -> Overview:
         when="" if peak.phase is None else training_steps.when(trace, peak),
         other_devices={name: usage.peak(trace, name).bytes for name in others},
         by_kind=_by_kind(trace, peak.device),
-        modules=hints.repeated_modules(trace, alive, depth=False),
+        modules=layers.repeated_modules(trace, alive, depth=False),
         lines=grouping.holders(trace, "line", alive),
         memory=device_bytes(trace, alive, peak.position, peak.device),
         updates_by_hand=training_steps.updates_by_hand(trace),
