@@ -499,7 +499,6 @@ PYBIND11_MODULE(_C, m) {
                                  row.index,
                                  row.now,
                                  row.peak,
-                                 row.reserved,
                                  row.reserved_peak,
                                  row.largest,
                                  row.requests,

@@ -56,8 +56,8 @@ def after_fork_in_child() -> None: ...
 def count_totals(cpu: bool, device: bool) -> str:
     """Begins to count these allocators by steps; ends it without one. Returns the problem, or ""."""
 
-def end_step_of_totals() -> list[tuple[int, int, int, int, int, int, int, int, int]]:
-    """For each device used: type, index, now, peak, reserved, its peak, largest, requests, failed."""
+def end_step_of_totals() -> list[tuple[int, int, int, int, int, int, int, int]]:
+    """For each device used: type, index, now, peak, reserved peak, largest, requests, failed."""
 
 # Hooks
 def set_listeners(hooks: Any) -> None:

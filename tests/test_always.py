@@ -140,6 +140,7 @@ def row(number: int, device: int = 0, peak: int = 0) -> StepRow:
         step=number,
         unix_ns=number * 10,
         duration_ns=number % 7,
+        looked_at=False,
         device=(device, 0),
         now=peak // 2,
         peak=peak,
@@ -316,6 +317,17 @@ def test_an_alarm_names_the_variable_and_the_line(
     assert "`history` keeps what each step makes" in alarms[0]
     assert "test_always.py" in alarms[0]
     assert any(look.reason == GROWS and look.step > 300 for look in History("run.always").looks)
+
+
+def test_a_card_that_is_nearly_full_is_told_once(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alarms: list[str] = []
+    with pytracer.always("run.always", alarm=alarms.append, devices="cpu") as recorder:
+        monkeypatch.setattr(recorder, "_limits", {0: 1000 << 20})
+        for mib in (900, 960, 970, 990):
+            recorder._compare_with_the_card(0, mib << 20)
+    assert alarms == ["step 0: cuda:0 is at 960 MiB of 0.98 GiB"]
 
 
 def bounded_queue() -> Callable[[], object]:

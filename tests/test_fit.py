@@ -239,7 +239,7 @@ for _ in range(3):
 @pytest.mark.slow
 @pytest.mark.ci
 def test_a_program_fits_under_the_plan_that_is_found(tmp_path, monkeypatch, capsys) -> None:
-    """The plain program does not; what is promised is what a run under the plan needs."""
+    """The plain program does not fit. A run under the plan needs exactly the bytes that were promised."""
     from pytracer.imagined import script
 
     monkeypatch.chdir(tmp_path)

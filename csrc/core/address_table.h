@@ -7,7 +7,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 namespace pytracer {
@@ -48,8 +47,6 @@ class AddressTable {
     slots_[hole].value = kNone;
     --size_;
   }
-
-  size_t size() const { return size_; }
 
   template <typename Visit>
   void for_each(Visit visit) const {

@@ -99,6 +99,13 @@ def _number(name: str) -> int | None:
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
+def file_of_rank(path: Path) -> Path:
+    """The path with this rank's number, if the job has several ranks."""
+    if world_size() == 1:
+        return path
+    return path.with_name(f"{path.stem}.rank{rank()}{path.suffix}")
+
+
 def working_directory() -> str:
     """The current folder; "" if it has been deleted."""
     try:

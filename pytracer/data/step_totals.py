@@ -64,6 +64,7 @@ class StepRow:
     step: int
     unix_ns: int
     duration_ns: int
+    looked_at: bool
     device: tuple[int, int]  # type and index
     now: int
     peak: int
@@ -71,7 +72,6 @@ class StepRow:
     largest: int
     requests: int
     failed: int
-    looked_at: bool = False
 
     def pack_into(self, buffer: Any, at: int) -> None:
         """Writes the row, its number of steps last."""

@@ -56,8 +56,6 @@ def _events(history: Steps) -> Iterator[tuple[str, str]]:
 def _event(event: dict[str, Any]) -> str:
     if "text" in event:
         return str(event["text"])
-    if event["kind"] == "failed":
-        return f"{event.get('requests', 1)} requests failed"
     went = f"its peak on {event['device']} was {size_text(event['peak'])}"
     return f"{went}; {size_text(event['now'])} stayed"
 

@@ -54,7 +54,7 @@ class Callback:
     ) -> None:
         """Does not record until `begin`."""
         self._steps, self._skip, self._watch = steps, skip, watch
-        self._path = None if path is None else _of_this_rank(Path(path))
+        self._path = None if path is None else environment.file_of_rank(Path(path))
         self._table, self._writer, self._log, self._options = table, writer, log, options
         self._recording: Recording | None = None
         self._attempt = 0
@@ -122,9 +122,3 @@ class Callback:
         return (
             path.with_name(f"{path.stem}.{self._attempt}{path.suffix}") if self._attempt else path
         )
-
-
-def _of_this_rank(path: Path) -> Path:
-    if environment.world_size() == 1:
-        return path
-    return path.with_name(f"{path.stem}.rank{environment.rank()}{path.suffix}")

@@ -1,4 +1,4 @@
-"""What is wrong in a look of a recorder that is always on. A process beside the program's asks."""
+"""Finds what is wrong in a look. `recording/always.py` runs it in a process of its own."""
 
 import json
 import sys

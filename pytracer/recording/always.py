@@ -179,45 +179,22 @@ class always:  # noqa: N801 - reads as a word: `with always():`
         assert self._file is not None
         step, now = self.step, time.time_ns()
         took, self._ended_ns = now - self._ended_ns, now
-        for (
-            kind,
-            index,
-            alive,
-            peak,
-            _,
-            reserved_peak,
-            largest,
-            requests,
-            failed,
-        ) in C.end_step_of_totals():
+        for kind, index, *counted in C.end_step_of_totals():
             device = (kind, index)
-            self._file.add(
-                StepRow(
-                    step=step,
-                    unix_ns=now,
-                    duration_ns=max(took, 0),
-                    device=device,
-                    now=alive,
-                    peak=peak,
-                    reserved_peak=reserved_peak,
-                    largest=largest,
-                    requests=requests,
-                    failed=failed,
-                    looked_at=self._look is not None,
-                )
-            )
+            row = StepRow(step, now, max(took, 0), self._look is not None, device, *counted)
+            self._file.add(row)
             if self._look is not None:
-                self._highest = max(self._highest, (peak, self._look_from))
-            found = self._looks.saw(step, device, peak, alive)
+                self._highest = max(self._highest, (row.peak, self._look_from))
+            found = self._looks.saw(step, device, row.peak, row.now)
             if found:
                 name = device_name(*device)
-                self._note(found, peak=peak, now=alive, device=name)
+                self._note(found, peak=row.peak, now=row.now, device=name)
                 self._grows_on = name if found == GROWS else self._grows_on
-            if failed:
-                self._note("failed", requests=failed, device=device_name(*device))
-                self._warn(f"step {step}: {failed} requests for memory failed")
+            if row.failed:
+                text = f"step {step}: {row.failed} requests for memory failed"
+                self._warn(text, once=f"failed {device}")  # the rows count the others
             if kind:
-                self._compare_with_the_card(index, peak)
+                self._compare_with_the_card(index, row.peak)
         self.step += 1
 
     def _compare_with_the_card(self, index: int, peak: int) -> None:
@@ -227,10 +204,8 @@ class always:  # noqa: N801 - reads as a word: `with always():`
             self._limits[index] = torch.cuda.get_device_properties(index).total_memory
         most = self._limits[index]
         if peak > _NEAR * most:
-            self._limits[index] = peak  # told once, and again if it goes higher still
-            self._warn(
-                f"step {self.step}: cuda:{index} is at {size_text(peak)} of {size_text(most)}"
-            )
+            sizes = f"{size_text(peak)} of {size_text(most)}"
+            self._warn(f"step {self.step}: cuda:{index} is at {sizes}", once=f"near {index}")
 
     # ---------------------------------------------------------------- looks
 
@@ -306,19 +281,18 @@ class always:  # noqa: N801 - reads as a word: `with always():`
         with (self.folder / step_totals.EVENTS).open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
 
-    def _warn(self, text: str) -> None:
-        if text in self._told:
+    def _warn(self, text: str, once: str = "") -> None:
+        """Raises an alarm, but no second one of the same `once`, or of the same text."""
+        if (once or text) in self._told:
             return
-        self._told.add(text)
+        self._told.add(once or text)
         self._note("alarm", text=text)
         _log.warning("%s", text)
         if self._alarm is not None:
             self._alarm(text)
 
     def _make_folder(self) -> None:
-        path = self._path
-        if environment.world_size() > 1:
-            path = path.with_name(f"{path.stem}.rank{environment.rank()}{path.suffix}")
+        path = environment.file_of_rank(self._path)
         header = {
             "command": Path(sys.argv[0]).name if sys.argv else "",
             "pid": os.getpid(),

@@ -1,12 +1,15 @@
 """Records a program that runs under `pytracer run --always`, from its import of torch to its end."""
 
 import os
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytracer import errors
 from pytracer.basics import environment
+from pytracer.basics.names import short_path
 from pytracer.recording import traced_program
+from pytracer.recording.place import unused
 from pytracer.recording.start import our_name_is_taken, safely
 from pytracer.recording.traced_program import Messages, Plan, Recorder
 
@@ -71,12 +74,7 @@ class AlwaysProgram:
         name = self._plan.name
         if self._plan.is_child and environment.world_size() == 1:
             name += f".process{os.getpid()}"
-        number = 0
-        while True:
-            path = Path(f"{name}{f'.{number}' if number else ''}{_SUFFIX}")
-            if not path.exists():
-                return path
-            number += 1
+        return unused(Path(f"{name}{_SUFFIX}"))
 
     def _end(self, recorder: "always", error: BaseException | None) -> None:
         recorder.end(error)
@@ -84,26 +82,10 @@ class AlwaysProgram:
         folder = recorder.folder
         if folder is None or not folder.exists():
             return
-        look = f"pytracer summary {_shown(folder)}"
+        look = f"pytracer summary {shlex.quote(short_path(str(folder), ''))}"
         if error is None:
             self._tell.line(f"{recorder.step:,} steps; look at them:  {look}")
             return
-        page = _page(recorder.last) if recorder.failed else ""
-        between = (
-            "" if page else "The failure came between two looks: totals of each step are there.\n"
-        )
-        self._why = (
-            f"{page or between.strip()}\nLook at the {recorder.step:,} steps before it:  {look}"
-        )
-
-
-def _page(look: Any) -> str:
-    """The page of the failure, if a look saw it."""
-    return str(look.post_mortem()) if look is not None else ""
-
-
-def _shown(folder: Path) -> str:
-    import shlex
-
-    here = Path(environment.working_directory())
-    return shlex.quote(str(folder.relative_to(here) if folder.is_relative_to(here) else folder))
+        page = recorder.last.post_mortem() if recorder.failed and recorder.last else ""
+        page = page or "The failure came between two looks: totals of each step are there."
+        self._why = f"{page}\nLook at the {recorder.step:,} steps before it:  {look}"

@@ -522,7 +522,7 @@ def _like_other_steps(facts: Facts) -> None:
     old = facts.old & ~has_stack & ~facts.forever
     known = ~facts.old & ~facts.forever & (facts.category != 0)
     not_in_backward = facts.freed_kind != BACKWARD  # whose own blocks look like what it frees
-    # What is older than an interval is no temporary of it.
+    # A block is a temporary only of an interval in which it was made.
     cut = facts.freed_interval == facts.line.interval_of_run[:1].sum()
     for within, likes in ((cut, known), (~cut, known & ~facts.is_of("temporaries"))):
         earlier = _ends_before(facts, ends, likes)
