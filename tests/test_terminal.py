@@ -218,6 +218,14 @@ def test_a_long_work_says_what_it_does_and_leaves_no_trace() -> None:
     assert [line.rstrip() for line in screen.display if line.strip()] == ["a note", "the answer"]
 
 
+def test_a_long_work_shows_how_much_is_done() -> None:
+    tells = "time.sleep(0.2)\n    share_done.tell(0.45)\n    time.sleep(0.2)"
+    code = SLOW.replace("import time\n", "import time\nfrom pytracer.basics import share_done\n")
+    shown = _on_a_terminal(code.replace("time.sleep(0.2)", tells, 1))
+    assert "pytracer: reading ... [#########-----------] 45% " in shown
+    assert "checkpoint ... [" not in shown  # the next work has told nothing yet
+
+
 def test_a_short_work_says_nothing() -> None:
     assert _on_a_terminal(SLOW.replace("0.02", "9")).split("\r\n")[:2] == ["a note", "the answer"]
 

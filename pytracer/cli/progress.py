@@ -1,7 +1,7 @@
 """What a command does now, on the terminal, if it takes longer than two seconds.
 
-The line is on stderr and only on a terminal, says what is done and for how long, and is gone when
-the work is over.
+The line is on stderr and only on a terminal. It says what is done, how much of it if the work tells
+that, and for how long. It is gone when the work is over.
 """
 
 import sys
@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from pytracer.basics import share_done
 from pytracer.basics.units import time_text
 
 _PATIENCE_S = 2.0
 _EVERY_S = 1.0
+_BAR = 20  # columns
 _ERASED = "\r\x1b[K"
 
 
@@ -28,6 +30,7 @@ class _Line:
 
     def begin(self, doing: str) -> None:
         """Adds what is done now. The first one starts the thread."""
+        share_done.tell(0)
         with self._lock:
             self._doing.append((doing, time.monotonic()))
             if len(self._doing) > 1:
@@ -39,6 +42,7 @@ class _Line:
 
     def end(self) -> None:
         """Removes what was done last, and the line."""
+        share_done.tell(0)
         with self._lock:
             self._doing.pop()
             self._erase()
@@ -61,9 +65,9 @@ class _Line:
     def _draw(self, doing: str, since: float) -> None:
         from pytracer.export import terminal
 
-        lasts = time_text(int((time.monotonic() - since) * 1e9))
-        room = terminal.here(sys.__stderr__).width - len(lasts) - 2
-        text = f"pytracer: {doing} ... "
+        lasts = f" {_bar(share_done.told())}{time_text(int((time.monotonic() - since) * 1e9))}"
+        room = terminal.here(sys.__stderr__).width - len(lasts) - 1
+        text = f"pytracer: {doing} ..."
         self._write(f"{_ERASED}{text[:room]}{lasts}")
         self._is_drawn = True
 
@@ -78,6 +82,11 @@ class _Line:
             if stream is not None:
                 stream.write(text)
                 stream.flush()
+
+
+def _bar(share: float) -> str:
+    full = int(share * _BAR)
+    return f"[{'#' * full}{'-' * (_BAR - full)}] {share:.0%} " if share else ""
 
 
 _LINE = _Line()

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from pytracer import errors
+from pytracer.basics import share_done
 from pytracer.data._native import core
 from pytracer.data.recorded import Trace
 from pytracer.snapshot.importing import Import
@@ -36,4 +37,7 @@ def load(path: str | Path) -> Trace:
         columns = core.read_snapshot(os.fsencode(path))
     except core.FileError as error:
         raise errors.UnreadableTrace(str(error)) from None
-    return Import(columns).trace(Path(path))
+    share_done.tell(0.3)  # of the time; so are the shares that follow
+    imported = Import(columns)
+    share_done.tell(0.4)
+    return imported.trace(Path(path))

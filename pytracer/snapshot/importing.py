@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import errors
+from pytracer.basics import share_done
 from pytracer.basics.ranges import Ranges
 from pytracer.data.recorded import Trace
 from pytracer.data.schema import (
@@ -41,6 +42,7 @@ from pytracer.snapshot.rows import (
     firsts,
     joined,
     keys,
+    numbered,
     spread,
     table,
     times,
@@ -262,7 +264,9 @@ class Import:
             decided = decide(events, self.stacks.parent, seen, doing, before)
             self.lacks = decided.lacks
             labels = self._labels(events, decided)
+        share_done.tell(0.65)
         scope, scopes, scope_ends = scopes_.build(activity)
+        share_done.tell(0.95)
         return self._finish(path, events, ticks, scope, scopes, scope_ends, labels)
 
     def _beginning(self, seeds: Rows) -> list[Rows]:
@@ -383,7 +387,8 @@ class Import:
                 events.pool_low,
             ]
         )
-        distinct, place = np.unique(table, axis=0, return_inverse=True)
+        _, first, place = np.unique(numbered(*table.T), return_index=True, return_inverse=True)
+        distinct = table[first]
         if len(distinct) >= 2**16:
             raise errors.UnreadableTrace(
                 f"{len(distinct):,} streams and pools are more than a snapshot of torch can have"
