@@ -2,18 +2,24 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
 
+import pytracer
 from pytracer import errors
 from pytracer.analysis.allocator import replay
 from pytracer.analysis.facts import usage
 from pytracer.analysis.forecasts import fitting
 from pytracer.analysis.forecasts.fitting import Found, Tried, Wanted
+from pytracer.analysis.forecasts.planned import Work
 from pytracer.cli import main
 from pytracer.data.changes import Changes
 from pytracer.data.recorded import Trace, load
@@ -260,3 +266,67 @@ def test_a_program_fits_under_the_plan_that_is_found(tmp_path, monkeypatch, caps
     assert again.trace.peak.bytes == chosen["peak"] == saved.promised["peak"]
     replayed = fitting.by_replay(again.trace.data, 200 * GIB, Wanted())
     assert any(one.changes.settings for one in replayed.tried)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_offloading_takes_what_a_replay_says(tmp_path, monkeypatch) -> None:
+    from pytracer.imagined import script
+
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(SCRIPT)
+    plain = script.Plan(("train.py",), False, "T4")
+    first = script.imagine(plain, tmp_path).trace
+    assert first is not None
+    work = Work(first.data, "cuda:0")
+    names = tuple(work.units)[:3]
+    imagined = script.imagine(replace(plain, changes=Changes(offload=names)), tmp_path).trace
+    assert imagined is not None
+    assert imagined.peak.bytes == work.peak((), names) < first.peak.bytes
+
+
+TRAINER = """\
+import tempfile
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+torch.manual_seed(0)
+config = GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=512, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+model = GPT2LMHeadModel(config)
+words = torch.randint(0, 512, (16, 128))
+data = [{"input_ids": one, "labels": one} for one in words]
+with tempfile.TemporaryDirectory() as folder:
+    options = TrainingArguments(
+        folder, per_device_train_batch_size=8, max_steps=2, report_to=[], save_strategy="no",
+        disable_tqdm=True,
+    )
+    Trainer(model, options, train_dataset=data).train()
+print(repr(sum(float(one.double().abs().sum()) for one in model.parameters())))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_micro_batches_of_the_trainer_keep_its_steps(tmp_path, monkeypatch, capsys) -> None:
+    """They are tried where checkpoints are not enough, and compute the same but for rounding."""
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(TRAINER)
+    command = ["fit", "--on", "H100", "--minimise", "peak", "--json", "train.py"]
+    assert main(command) == 0
+    tried = json.loads(capsys.readouterr().out)["tried"]
+    by_parts = {one["changes"]["micro_batches"]: one["peak"] for one in tried}
+    assert by_parts[8] < by_parts[4] < by_parts[2] < tried[0]["peak"]
+    Path("plan.toml").write_text("micro_batches = 4\n")
+    own = ["run", "--device", "cpu", "--no-watch", "--apply", "plan.toml"]
+    root = str(Path(pytracer.__file__).parents[1])
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": root}
+    plain, divided = (
+        subprocess.run(
+            [sys.executable, *words, "train.py"],
+            capture_output=True, text=True, check=True, env=environment,
+        ).stdout.splitlines()[-1]
+        for words in ((), ("-m", "pytracer", *own))
+    )  # fmt: skip
+    assert plain != divided
+    assert math.isclose(float(plain), float(divided), rel_tol=1e-6)

@@ -211,6 +211,18 @@ def test_storage_that_is_emptied_dies_and_comes_back_to_life() -> None:
     assert large["end_ns"].notna().tolist() == [True, False]
 
 
+def test_a_storage_that_another_tensor_takes_is_freed() -> None:
+    """Torch keeps results of fake operators, by their arguments."""
+    with pytracer.imagine("H100"):
+        tensor = torch.empty(1 << 20, device="cuda")
+        other = torch.empty(0, device="cuda").set_(tensor.untyped_storage())
+        assert torch.cuda.memory_allocated() == 4 << 20
+        del tensor
+        assert torch.cuda.memory_allocated() == 4 << 20
+        del other
+        assert torch.cuda.memory_allocated() == 0
+
+
 # ---------------------------------------------------------------- what goes through
 
 

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -135,6 +136,7 @@ class Session:
             "unstepped": [],
             "renamed": {},
             "variables": [],
+            "frameworks": None,
         }
         self._before: dict[str, Any] = {}
         self._own_time: list[int] = []
@@ -187,12 +189,19 @@ class Session:
         calls, steps = self._native.new_counts()
         if calls:
             self.memory.called(calls)
+        if steps and self._learned["frameworks"] is None:
+            self._note_frameworks(sys._getframe(1))
         if steps:
             C.quietly(HOOKS.labels.learn_buckets)  # the third step is the first that knows all
         if steps and self.memory.stepped(steps):
             self.clocks.read()  # ranks are near each other at the end of a step
             if self.options.path is not None:
                 self._note_progress()
+
+    def _note_frameworks(self, frame: FrameType) -> None:
+        """Learns with which frameworks the code of this frame and its callers trains."""
+        found = C.quietly(frameworks_of, frame) or []
+        self._learned["frameworks"] = found or self._learned["frameworks"] or []
 
     def note_models(self) -> None:
         """Writes the models' names into the file, as soon as there is a second one."""
@@ -216,7 +225,7 @@ class Session:
             self._look_once_more()
             if variables:
                 self._learned |= C.quietly(variables_of, sys._getframe(1)) or {"variables": []}
-            self._learned["frameworks"] = C.quietly(frameworks_of, sys._getframe(1)) or []
+            self._note_frameworks(sys._getframe(1))
             self._learned["cells"] = C.quietly(notebook_cells) or {}
             return self._finish()
         finally:  # also after Ctrl-C while it waited

@@ -20,8 +20,9 @@ class Fit(Command):
     """Find changes that make a program fit on a card, without an edit; exit code 3 if none does.
 
     Imagines the program as it is, and under changes that `pytracer run --apply` can
-    make: settings of the allocator, a fused optimizer, views of DDP's buckets, and
-    checkpoints of chosen modules. The quickest that fits is written as a plan.
+    make: settings of the allocator, a fused optimizer, views of DDP's buckets,
+    checkpoints of chosen modules, and micro-batches of transformers' Trainer. The
+    quickest that fits is written as a plan.
 
       pytracer fit train.py --on 24GiB
       pytracer run --apply plan.toml train.py      runs it under the plan
@@ -190,6 +191,7 @@ def _answer(found: Any, options: argparse.Namespace, on: str) -> int:
             "reserved": best.reserved,
             "needs": best.needs,
             "time": round(best.time_ratio, 4),
+            "time_at_most": round(best.time_at_most, 4),
             "fits": best.fits,
         }
         saved = plan_file.Saved(best.changes, promised)

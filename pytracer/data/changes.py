@@ -22,6 +22,9 @@ class Changes:
     optimizer: str = ""  # how it steps, one of OPTIMIZERS; "" as the program says
     set_to_none: bool = False  # what zero_grad() does with gradients
     bucket_views: bool = False  # gradient_as_bucket_view of DistributedDataParallel
+    micro_batches: int = (
+        0  # into which transformers' Trainer divides each batch; 0 as the program says
+    )
 
     def __bool__(self) -> bool:
         """Whether anything changes."""
@@ -35,7 +38,7 @@ class Changes:
     @property
     def is_bit_equal(self) -> bool:
         """Whether the program computes the same bits."""
-        return not (self.optimizer or self.set_to_none or self.bucket_views)
+        return not (self.optimizer or self.set_to_none or self.bucket_views or self.micro_batches)
 
 
 def changes_of(values: Mapping[str, Any]) -> Changes:

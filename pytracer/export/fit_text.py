@@ -40,12 +40,23 @@ def answer(found: Found) -> str:
         if best == now:
             least = f"it needs {size_text(now.needs)}, and no change here lowers that"
         return f"nothing that was tried surely fits on {card}: {least}"
-    return f"on {card}: {needs}, for {best.time_ratio - 1:.0%} more time"
+    return f"on {card}: {needs}, for {_more_time(best)}"
+
+
+def _more_time(one: Tried) -> str:
+    """The additional time of a step, in words."""
+    least, most = (f"{100 * (ratio - 1):.0f}" for ratio in (one.time_ratio, one.time_at_most))
+    return f"{most}% more time" if least == most else f"{least} to {most}% more time"
+
+
+def _time(one: Tried) -> str:
+    least, most = f"{one.time_ratio:.2f}", f"{one.time_at_most:.2f}"
+    return least if least == most else f"{least}-{most}"
 
 
 def _table(found: Found, terminal: Terminal) -> Iterator[str]:
     wide = terminal.width >= _WIDE
-    title = f"{'':<{MARGIN}}{'card':>8}  {'peak':>8}  {'time':>5}  {'bits':<7}"
+    title = f"{'':<{MARGIN}}{'card':>8}  {'peak':>8}  {'time':<9}  {'bits':<7}"
     yield f"{title}  change" if wide else title
     shown = found.frontier
     shown = shown if found.chosen in shown else [*shown, found.chosen]
@@ -55,7 +66,7 @@ def _table(found: Found, terminal: Terminal) -> Iterator[str]:
         if one == found.chosen:
             mark = "best" if found else "least"
         bits = "equal" if one.changes.is_bit_equal else "rounded"
-        sizes = f"{size_text(one.needs):>8}  {size_text(one.peak):>8}  {one.time_ratio:5.2f}"
+        sizes = f"{size_text(one.needs):>8}  {size_text(one.peak):>8}  {_time(one):<9}"
         start = terminal.paint(f"{mark:<{MARGIN}}", GREEN if one.fits else "")
         text = "; ".join(named(one.changes)) or "none: the program as it is"
         if wide:
@@ -68,7 +79,9 @@ def _table(found: Found, terminal: Terminal) -> Iterator[str]:
             yield from terminal.wrap(text, " " * (MARGIN + 2), " " * (MARGIN + 2))
     yield ""
     yield from terminal.paragraph(
-        "", f"card: what the run surely needs. {found.how.capitalize()}; the time is an estimate."
+        "",
+        f"card: what the run surely needs. {found.how.capitalize()}. time: an estimate, from where the "
+        "GPU is the limit to where the host is.",
     )
 
 
@@ -92,6 +105,8 @@ def named(changes: Changes) -> Iterator[str]:
         yield "set_to_none=True"
     if changes.bucket_views:
         yield "gradient_as_bucket_view=True"
+    if changes.micro_batches:
+        yield f"{changes.micro_batches} micro-batches of each batch"
 
 
 def _stays(found: Found, terminal: Terminal) -> Iterator[str]:
@@ -114,6 +129,10 @@ def code(one: Tried, terminal: Terminal = PLAIN) -> list[str]:
         lines.append("# optimizer.zero_grad() without set_to_none=False")
     if changes.bucket_views:
         lines.append("# DistributedDataParallel(..., gradient_as_bucket_view=True)")
+    if changes.micro_batches:
+        parts = changes.micro_batches
+        lines.append(f"# TrainingArguments(per_device_train_batch_size=N // {parts},")
+        lines.append(f"#                   gradient_accumulation_steps=M * {parts})")
     text = "\n".join([*lines, *([one.code] if one.code else [])])
     return terminal.code(text) if text else []
 
@@ -133,4 +152,5 @@ def document(found: Found) -> dict[str, object]:
 
 
 def _document(one: Tried) -> dict[str, object]:
-    return {**vars(one), "changes": vars(one.changes), "bit_equal": one.changes.is_bit_equal}
+    more = {"time_at_most": one.time_at_most, "bit_equal": one.changes.is_bit_equal}
+    return {**vars(one), "changes": vars(one.changes), **more}

@@ -54,6 +54,7 @@ _COMPOSITE = private_torch.dispatch_keys.CompositeImplicitAutograd
 _COMPOSED = private_torch.dispatch_keys.CompositeExplicitAutograd
 _READS_A_NUMBER = aten._local_scalar_dense.default
 _COPIES = frozenset((aten._to_copy.default, aten.copy_.default))
+_TAKES_A_STORAGE = frozenset((aten.set_.source_Storage, aten.set_.source_Storage_storage_offset))
 _STEP = "Optimizer.step#"
 _VALIDATES = torch.distributions.distribution.__file__  # raises unless what it got is valid
 # The engine and its nodes do these in place, but not where a dispatch mode is there.
@@ -165,6 +166,15 @@ class _Mode(FakeTensorMode):
     def avoid_device_init(self) -> bool:
         """Keeps small known constants on the CPU."""
         return True
+
+    def dispatch(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Runs an operator. Torch's cache of results would keep a storage that it was given."""
+        before = self.cache_enabled
+        self.cache_enabled = before and func not in _TAKES_A_STORAGE
+        try:
+            return super().dispatch(func, *args, **kwargs)
+        finally:
+            self.cache_enabled = before
 
     def __enter__(self) -> "_Mode":
         """Counts, because torch's own code finds this mode and enters it again."""

@@ -16,6 +16,7 @@ from pytracer.basics import files
 from pytracer.data.changes import OPTIMIZERS, Changes, changes_of
 
 _LARGEST = 1 << 20  # bytes of a file
+_LEAST_PARTS = 2  # of a batch
 _LINE = re.compile(r"(\w+)\s*=\s*(.+)")
 
 
@@ -89,11 +90,17 @@ def _changes(values: Mapping[str, Any], path: Path) -> Changes:
         kind = list if known[key] is tuple else known[key]
         names = value if kind is list and isinstance(value, list) else []
         if type(value) is not kind or not all(isinstance(name, str) and name for name in names):
-            wanted = {list: 'a list of modules, as in ["h.0"]', bool: "true or false"}
+            wanted = {
+                list: 'a list of modules, as in ["h.0"]',
+                bool: "true or false",
+                int: "a number",
+            }
             raise errors.UsageError(f"{path}: {key} is {wanted.get(kind, 'a text')}")
     found = changes_of(values)
     if found.optimizer and found.optimizer not in OPTIMIZERS:
         raise errors.UsageError(f"{path}: optimizer is {', '.join(OPTIMIZERS[:-1])} or loop")
+    if "micro_batches" in values and found.micro_batches < _LEAST_PARTS:
+        raise errors.UsageError(f"{path}: micro_batches is {_LEAST_PARTS} or more")
     allocator_settings.parse(found.settings)
     return found
 

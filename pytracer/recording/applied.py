@@ -1,6 +1,7 @@
 """Makes the changes of a plan in the program that runs: those that are not of single modules."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -9,10 +10,13 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from pytracer.data.changes import Changes
+from pytracer.recording.start import after_import
+
+_TRAINER = "transformers.trainer"  # the module
 
 
 class Applied:
-    """Makes the changes that concern optimizers and DistributedDataParallel."""
+    """Makes the changes that concern optimizers, DistributedDataParallel and transformers' Trainer."""
 
     def __init__(self, changes: Changes) -> None:
         """Changes nothing until `begin`."""
@@ -29,6 +33,8 @@ class Applied:
             self._replace(Optimizer, "zero_grad", self._zero_grad)
         if self._changes.bucket_views:
             self._replace(torch.nn.parallel.DistributedDataParallel, "__init__", self._with_views)
+        if self._changes.micro_batches:
+            self._undo.append(after_import(_TRAINER, self._divide))
 
     def end(self) -> str:
         """Takes the changes away. Returns a sentence about one without an effect, or ""."""
@@ -40,7 +46,7 @@ class Applied:
     def problem(self) -> str:
         """A sentence about a change that has had no effect so far; "" if all had one."""
         asked = asdict(self._changes)
-        for key in ("optimizer", "set_to_none", "bucket_views"):
+        for key in ("optimizer", "set_to_none", "bucket_views", "micro_batches"):
             if asked[key] and key not in self._had_effect:
                 return (
                     f"the plan's {key} = {json.dumps(asked[key])} changed nothing in this program"
@@ -77,5 +83,24 @@ class Applied:
             if not kwargs.get("gradient_as_bucket_view"):
                 self._had_effect.add("bucket_views")
             before(model, *args, **{**kwargs, "gradient_as_bucket_view": True})
+
+        return init
+
+    def _divide(self) -> None:
+        self._replace(sys.modules[_TRAINER].Trainer, "__init__", self._with_micro_batches)
+
+    def _with_micro_batches(self, before: Callable[..., None]) -> Callable[..., None]:
+        def init(
+            trainer: Any, model: Any = None, args: Any = None, *more: Any, **named: Any
+        ) -> None:
+            parts, size = (
+                self._changes.micro_batches,
+                getattr(args, "per_device_train_batch_size", 0),
+            )
+            if size and size % parts == 0:
+                args.per_device_train_batch_size = size // parts
+                args.gradient_accumulation_steps *= parts
+                self._had_effect.add("micro_batches")
+            before(trainer, model, args, *more, **named)
 
         return init
