@@ -1,115 +1,81 @@
-"""What torch computes for its shapes only takes no imagined memory."""
+"""Operators that only the device has give what torch's kernels on the CPU give, or its own formulas."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn import functional
 
 import pytracer
 
-RANKS, ROWS, COLUMNS = 4, 64, 48
+
+def _x(*sizes: int) -> torch.Tensor:
+    return torch.rand(*sizes, requires_grad=True)
 
 
-def requested(t: Any) -> list[int]:
-    return [int(one) for one in t.allocations()["requested_bytes"]]
+def _quantized(x: torch.Tensor) -> torch.Tensor:
+    return torch.fake_quantize_per_tensor_affine(x, 0.1, 0, 0, 255)
 
 
-@pytest.mark.parametrize("find", [FakeTensorMode, detect_fake_mode])
-def test_who_enters_a_fake_mode_asks_for_shapes_only(find: Callable[[], Any]) -> None:
-    """A mode of its own, or the one that torch's `detect_fake_mode` finds: outside of it all counts."""
-    with pytracer.imagine("H100") as t:
-        kept = [torch.empty(100, device="cuda")]
-        with find(), find():
-            shape = (torch.empty(1 << 20, device="cuda") + 1).shape
-        kept.append(torch.empty(300, device="cuda"))
-    assert shape == (1 << 20,)
-    assert requested(t) == [400, 1200]
-
-
-OPERATORS: dict[str, Callable[[Any], Any]] = {
-    "arithmetic": lambda x: (x * 2 + x).sigmoid(),
-    "in place": lambda x: x.add_(1).mul_(x),
-    "reduction": lambda x: x.sum(0),
-    "reduction of the other": lambda x: x.softmax(1),
-    "norm": lambda x: torch.linalg.vector_norm(x),
-    "product": lambda x: x @ x.t(),
-    "views": lambda x: x.reshape(RANKS, -1, COLUMNS).transpose(0, 1).contiguous(),
-    "made like": lambda x: torch.zeros_like(x) + torch.ones_like(x),
-    "whole": lambda x: x.full_tensor(),
-    "cut otherwise": lambda x: x.redistribute(placements=[Shard(1)]),
-    "foreach": lambda x: torch._foreach_add([x, x], [x, x]),
-    "foreach in place": lambda x: torch._foreach_mul_([x, x], 2.0),
-    "layer": lambda x: nn.functional.layer_norm(x, (COLUMNS,)),
-}
-PLACEMENTS = {"rows": Shard(0), "columns": Shard(1), "copies": Replicate()}
-
-
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_a_distributed_operator_takes_at_first_what_it_takes_again(placement: str) -> None:
-    """DTensor computes the whole result's shape once and then remembers it."""
-    with pytracer.imagine("H100", ranks=RANKS) as t:
-        dist.init_process_group("nccl")
-        mesh = init_device_mesh("cuda", (RANKS,))
-        rows = ROWS // RANKS if placement == "rows" else ROWS
-        columns = COLUMNS // RANKS if placement == "columns" else COLUMNS
-        local = torch.empty(rows, columns, device="cuda")
-        local @ local.t()  # cuBLAS takes its workspace
-        x = DTensor.from_local(local, mesh, [PLACEMENTS[placement]], run_check=False)
-        for name, run in OPERATORS.items():
-            taken = []
-            for _ in range(2):
-                before = len(t.allocations())
-                run(x)
-                taken.append([one for one in requested(t)[before:] if one > 1024])
-            assert taken[0] == taken[1], name
-
-
-OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
-    "AdamW, loop": partial(torch.optim.AdamW, foreach=False),
-    "AdamW, foreach": partial(torch.optim.AdamW, foreach=True),
-    "AdamW, fused": partial(torch.optim.AdamW, fused=True),
-    "SGD, loop": partial(torch.optim.SGD, momentum=0.9, foreach=False),
-    "SGD, foreach": partial(torch.optim.SGD, momentum=0.9, foreach=True),
-    "Adagrad, foreach": partial(torch.optim.Adagrad, foreach=True),
+PROGRAMS: dict[str, Callable[[], Any]] = {
+    "aminmax": lambda: torch.aminmax(_x(8, 4)),
+    "aminmax of rows": lambda: torch.aminmax(_x(8, 4), dim=1),
+    "aminmax of columns kept": lambda: torch.aminmax(_x(8, 4), dim=0, keepdim=True),
+    "logcumsumexp": lambda: torch.logcumsumexp(_x(8, 4), 1),
+    "gamma": lambda: torch.distributions.Gamma(_x(8), _x(8)).rsample(),
+    "dirichlet": lambda: torch.distributions.Dirichlet(_x(8, 4) + 1).rsample(),
+    "binomial": lambda: torch.binomial(torch.full((8,), 9.0), torch.rand(8)),
+    "multi margin": lambda: functional.multi_margin_loss(_x(8, 4), torch.randint(0, 4, (8,))),
+    "multi label": lambda: functional.multilabel_margin_loss(
+        _x(8, 4), torch.zeros(8, 4, dtype=torch.long)
+    ),
+    "fake quantization": lambda: _quantized(_x(8, 4)),
+    "fake quantization by channel": lambda: torch.fake_quantize_per_channel_affine(
+        _x(8, 4), torch.full((4,), 0.1), torch.zeros(4, dtype=torch.int32), 1, 0, 255
+    ),
+    "pool of volumes": lambda: functional.fractional_max_pool3d(
+        _x(2, 3, 8, 8, 8), 2, output_size=3
+    ),
+    "matrix exponential": lambda: torch.linalg.matrix_exp(_x(3, 4, 4)),
+    "GRU cell": lambda: nn.GRUCell(8, 16)(_x(4, 8), _x(4, 16)),
+    "GRU cell without bias": lambda: nn.GRUCell(8, 16, bias=False)(_x(4, 8), _x(4, 16)),
+    "affine grid": lambda: functional.affine_grid(_x(2, 2, 3), [2, 3, 5, 6], align_corners=True),
+    "grid sample": lambda: functional.grid_sample(
+        _x(2, 3, 8, 8), _x(2, 5, 6, 2), align_corners=True
+    ),
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_step_over_shards_takes_no_more_than_the_shards(name: str) -> None:
-    """Fused, foreach and in a loop: no block of a step is larger than a rank's largest share."""
-    with pytracer.imagine("H100", ranks=RANKS) as t:
-        dist.init_process_group("nccl")
-        model = nn.Sequential(nn.Linear(256, 512), nn.Linear(512, 512)).to("cuda")
-        for layer in model:
-            fully_shard(layer)
-        optimizer = OPTIMIZERS[name](model.parameters(), lr=0.1)
-        for _ in range(2):
-            model(torch.randn(8, 256, device="cuda")).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    taken = t.allocations()
-    taken = taken[taken["phase"] == "optimizer"]
-    assert taken["requested_bytes"].max() <= 4 * 512 * 512 // RANKS
-    first, second = (taken[taken["step"] == step]["requested_bytes"].tolist() for step in (0, 1))
-    states = taken[taken["category"] == "optimizer_state"]["requested_bytes"].tolist()
-    assert sorted(first) == sorted([*second, *states])
+def _shapes(program: Callable[[], Any], device: str) -> list[Any]:
+    """Shapes of the results and of each gradient of an input."""
+    with torch.device(device):
+        made = program()
+    results = [made] if isinstance(made, torch.Tensor) else list(made)
+    loss = sum(one.sum() for one in results if one.requires_grad)
+    if isinstance(loss, torch.Tensor):
+        loss.backward()
+    leaves = _leaves(loss)
+    found = (*results, *leaves, *(leaf.grad for leaf in leaves))
+    return [None if one is None else (tuple(one.shape), one.dtype) for one in found]
 
 
-def test_parameters_that_are_cut_while_they_are_made_take_a_share() -> None:
-    """`distribute_tensor` scatters a tensor that one rank has."""
-    with pytracer.imagine("H100", ranks=RANKS) as t:
-        dist.init_process_group("nccl")
-        mesh = init_device_mesh("cuda", (RANKS,))
-        kept = distribute_tensor(torch.empty(ROWS, COLUMNS, device="cuda"), mesh, [Shard(0)])
-    assert kept.to_local().shape == (ROWS // RANKS, COLUMNS)
-    share = 4 * ROWS * COLUMNS // RANKS
-    assert t.summary()["at_end"].sum() == share
+def _leaves(loss: Any) -> list[torch.Tensor]:
+    """The leaves of a graph, in its order."""
+    todo, found = [getattr(loss, "grad_fn", None)], {}
+    while todo:
+        node = todo.pop()
+        if node is None:
+            continue
+        if hasattr(node, "variable"):
+            found[id(node.variable)] = node.variable
+        todo += [one for one, _ in node.next_functions]
+    return list(found.values())
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_imagined_shapes_are_those_of_the_cpu(name: str) -> None:
+    with pytracer.imagine("H100"):
+        imagined = _shapes(PROGRAMS[name], "cuda")
+    assert sorted(map(str, imagined)) == sorted(map(str, _shapes(PROGRAMS[name], "cpu")))

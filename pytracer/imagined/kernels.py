@@ -19,7 +19,7 @@ import torch
 
 from pytracer import errors
 from pytracer.basics import private_torch
-from pytracer.imagined import attention, ctc, recurrent, scratch
+from pytracer.imagined import attention, ctc, recurrent, scratch, shapes
 from pytracer.imagined.standins import where
 
 aten = torch.ops.aten
@@ -113,7 +113,7 @@ class Kernels:
         self._run: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: grouped}
         self._run |= {**ctc.kernels(wants), **attention.kernels(wants, operator)}
         state = operator and scratch.of_dropout(operator.processors, operator.capability)
-        self._run |= recurrent.kernels(wants, state) | _waits()
+        self._run |= recurrent.kernels(wants, state) | shapes.kernels() | _waits()
 
     def __contains__(self, func: Any) -> bool:
         """Whether the operator has a kernel here."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytracer.analysis.allocator import settings as allocator_settings
+from pytracer.analysis.allocator import repeated, settings as allocator_settings
 from pytracer.analysis.allocator.settings import MIB, Settings
 from pytracer.analysis.allocator.steps import (
     ALLOC,
@@ -118,6 +118,7 @@ class Replay:
     _trace: Trace
     _rules: dict[str, Any]
     _steps: Steps
+    _longer: Steps  # of an imagined run, whose last step repeats
     _failed_step: int
 
     def __bool__(self) -> bool:
@@ -152,7 +153,7 @@ class Replay:
     @cached_property
     def smallest_room(self) -> int:
         """The least memory that the driver must have for this allocator, likewise."""
-        return _smallest(self._steps, self._rules, "capacity", self.orders)
+        return _smallest(self._longer, self._rules, "capacity", self.orders)
 
     def timeline(self) -> "pd.DataFrame":
         """Reserved, in use, and the largest free block, after each event; index: time_ns."""
@@ -204,6 +205,13 @@ def replay(
     counted = core.replay(own_steps.columns, rules, False)
     tried = in_orders(own_steps.columns, rules, orders, recorded_is_enough=is_alone)
     failure = counted if counted["failed_step"] >= 0 else tried["failure"]
+    more, repeats = repeated.longer(trace, own_steps)
+    failing = tried["failed"]
+    if failure is None and capacity is not None and more is not own_steps:
+        later = in_orders(more.columns, rules, orders)
+        failing, failure = later["failed"], later["failure"]
+        if failure is not None:
+            failure = {**failure, "failed_step": int(repeats[failure["failed_step"]])}
     reserved = (tried["lowest_peak"], tried["highest_peak"])
     basis, why = _basis(trace, own_steps, tried)
     return Replay(
@@ -219,11 +227,12 @@ def replay(
         basis=basis,
         orders=tried["orders"],
         are_all=tried["are_all"],
-        failing_orders=tried["failed"],
+        failing_orders=failing,
         notes=why,
         _trace=trace,
         _rules=rules,
         _steps=own_steps,
+        _longer=more,
         _failed_step=-1 if failure is None else failure["failed_step"],
     )
 
