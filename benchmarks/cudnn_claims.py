@@ -32,7 +32,8 @@ FILES = {
     for name, title in (
         ("scratch", "chosen shapes"),
         ("drawn-1", "drawn shapes"),
-        ("drawn-2", "drawn shapes, held out"),
+        ("drawn-2", "drawn shapes, others"),
+        ("drawn-3", "drawn shapes, held out"),
     )
 }
 HELD_OUT = tuple(FILES)[-1]
