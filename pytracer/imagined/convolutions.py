@@ -452,8 +452,10 @@ def _of_square(problem: Problem) -> int:
 
 
 def _transforms_come_later(problem: Problem) -> bool:
-    """Whether there is little to do, or a small kernel goes over channels that are last."""
+    """Whether there is little to do, or no measured pass of such a kernel was a transform."""
     if problem.operation == "forward" and problem.last and max(problem.kernel) < _NARROW:
+        return True
+    if problem.operation == "weight" and set(problem.kernel) <= {2, 4}:
         return True
     work = 2 * math.prod(problem.w[0]) * problem.y[0][0] * math.prod(problem.y[0][2:])
     most = _LITTLE_WORK["input" if problem.operation == "input" else "last" if problem.last else ""]
