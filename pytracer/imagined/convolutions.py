@@ -227,17 +227,24 @@ class Convolutions:
         if knobs.get(persistent.SHARES) != 0 or persistent.ACROSS not in knobs:
             return Scratch(size, size)
         clusters = self._clusters.get(kernel.cluster)
-        which = (knobs[persistent.TILE], knobs[persistent.LENGTH])
-        if problem.dtype in _HALVES and which == _OTHER_CLUSTERS and kernel.cluster > _ANYWHERE:
-            clusters = None
         if knobs[persistent.TILE] not in persistent.TILES:
             return None
-        tiles, steps = kernel.tiles(problem.x[0], problem.w[0], problem.y[0])
+        if (
+            problem.dtype in _HALVES
+            and kernel.cluster > _ANYWHERE
+            and _counts_otherwise(knobs, problem.groups)
+        ):
+            clusters = None
+        tiles, steps = kernel.tiles(problem.x[0], problem.w[0], problem.y[0], problem.groups)
         there = _ASKED_WITH - _ASKED_WITH % kernel.cluster
-        least, most = kernel.scratch(tiles, steps, there)
         copies = unsplit - kernel.plain(tiles, there)
-        holds = least - _LITTLE <= size - copies <= most + _LITTLE
-        if clusters is None or problem.groups > 1 or not holds:
+        # The tiles of groups are believed only if smaller cards have them, too.
+        fewer = answer.get("fewer", ()) if problem.groups > 1 else ()
+        for count, taken in ((there, size), *fewer):
+            least, most = kernel.scratch(tiles, steps, count)
+            if not least - _LITTLE <= taken - copies <= most + _LITTLE:
+                clusters = None
+        if clusters is None:
             return Scratch(copies, copies + kernel.at_most(_PROCESSORS))
         least, most = kernel.scratch(tiles, steps, clusters * kernel.cluster)
         return Scratch(copies + least, copies + most)
@@ -368,6 +375,12 @@ def _in_order(
         fixed[one] = expected
         expected *= sizes[one]
     return tuple(sizes), tuple(fixed)
+
+
+def _counts_otherwise(knobs: dict[int, int], groups: int) -> bool:
+    """Whether a kernel in half precision runs other numbers of large clusters."""
+    tile, length = knobs[persistent.TILE], knobs[persistent.LENGTH]
+    return (tile, length) == _OTHER_CLUSTERS or (groups > 1 and length == 0)
 
 
 def _is_flat(problem: Problem) -> bool:

@@ -29,7 +29,7 @@ _CONVOLUTION, _ENGINE, _CONFIG, _HEURISTICS, _PLAN, _KNOB, _GRAPH, _TENSOR, _CAR
     38,
 )
 _DATA_TYPE, _INT64, _FLOAT, _DOUBLE, _MODE, _HEURISTIC_MODE, _KNOB_TYPE = 1, 3, 4, 5, 7, 8, 9
-_NOTE, _DESCRIPTOR, _BEHAVIOR, _CHAR = 11, 15, 19, 24
+_NOTE, _DESCRIPTOR, _BEHAVIOR, _INT32, _CHAR = 11, 15, 19, 23, 24
 _TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 _TENSOR_CORE, _ROUNDS_INPUTS, _VARIES = 0, 1, 4  # numerical notes
 _COMPILED = 0  # a note of behavior: compiled at run time
@@ -42,6 +42,8 @@ _OPERATIONS = {
     "weight": (11, 716, 715, 717, 714, 712),
 }
 _ALIGNMENT = 32
+_DOWN, _ACROSS = 27, 28  # the knobs for the blocks of a cluster
+_WITHOUT_DRIVER = 18  # processors that cuDNN counts
 _SPLITS = 25  # the knob that is 0 where a persistent kernel may share a tile between blocks
 
 
@@ -168,14 +170,19 @@ class Asker:
             except Refused:
                 continue
             knobs = self._knobs(config)
-            unsplit = size
+            unsplit, fewer = size, []
             if knobs.get(_SPLITS) == 0:
                 unsplit = need(self._config(graph, card, engine, {**knobs, _SPLITS: 1}), card)
+                cluster = knobs.get(_DOWN, 1) * knobs.get(_ACROSS, 1)
+                for count in range(cluster, _WITHOUT_DRIVER, cluster):
+                    made = self._config(graph, card, engine, knobs, processors=count)
+                    fewer.append((count, need(made, card)))
             return {
                 "engine": engine,
                 "knobs": list(knobs.items()),
                 "bytes": size,
                 "unsplit": unsplit,
+                "fewer": fewer,
             }
         return {"engine": None}
 
@@ -251,12 +258,20 @@ class Asker:
         return found
 
     def _config(
-        self, graph: Descriptor, card: Descriptor, engine: int, knobs: dict[int, int]
+        self,
+        graph: Descriptor,
+        card: Descriptor,
+        engine: int,
+        knobs: dict[int, int],
+        processors: int = 0,
     ) -> Descriptor:
+        """Made of an engine and its knobs, for at most so many processors if it is said."""
         made = self._new(_ENGINE)
         made.names(1300, graph)
         made.integers(1301, engine)
         made.names(1307, card)
+        if processors:
+            made.set(1306, _INT32, (ctypes.c_int32 * 1)(processors))
         config = self._new(_CONFIG)
         config.names(300, made.done())
         chosen = []
