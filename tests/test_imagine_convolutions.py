@@ -216,7 +216,8 @@ def test_another_cudnn_than_the_measured_is_not_believed() -> None:
 
 def test_a_tensor_in_the_wrong_order_is_copied_first(asked: Any) -> None:
     """torch brings the input into the order of the weight, and keeps the copy until the call ends."""
-    known, _ = asked
+    known, answers = asked
+    answers.ask = lambda _: {"bytes": 0, "unsplit": 0, "knobs": {}}
     x, w = _tensors((2, 64, 28, 28), (64, 1, 3, 3))
     taken = _convolve(known, x, w.to(memory_format=torch.channels_last), padding=1, groups=64)
     assert taken.beside == (2 * 64 * 28 * 28 * 2,)
@@ -414,6 +415,17 @@ def test_a_process_that_says_nothing_is_ended(
     child = tmp_path / "child.py"
     child.write_text("import time\ntime.sleep(60)\n")
     assert not cudnn.Cudnn(tmp_path / "libcudnn.so.9", child).start()
+
+
+def test_a_product_is_an_interval_without_a_measured_cudnn() -> None:
+    """What cuBLASLt takes was measured with one version of cuDNN."""
+    taken = []
+    for version in (STORED["cudnn"], 90800):
+        answers = Answers(version)
+        answers.ask = lambda _: {"bytes": 0, "unsplit": 0, "knobs": {}}  # type: ignore[method-assign]
+        known = Convolutions(find("H100"), answers)
+        taken.append(_convolve(known, *_tensors((2, 64, 28, 28), (64, 64, 1, 1))))
+    assert taken[0].most == 0 == taken[1].least < taken[1].most
 
 
 def test_the_same_question_is_asked_once(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:

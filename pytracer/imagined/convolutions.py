@@ -32,6 +32,7 @@ _OF_CUBLASLT = 32 << 20  # at most
 _LITTLE = 512  # bytes that the allocator gives anyway
 # What follows decides between engines that cuDNN shows and those that it does not. All was measured, with room.
 _MANY_PIXELS = 1 << 14  # of all images: with channels last cuBLASLt needs nothing
+_FEW_TO_ADD = 1 << 11  # pixels of all images: a weight's gradient in half precision is not split
 _FEW_WEIGHTS = 1 << 20  # of a product in TensorFloat-32
 # The bytes of an image's partial sums, as a share of the image's: cuBLASLt comes first between the second
 # and the third, and not below the first or above the last.
@@ -189,11 +190,11 @@ class Convolutions:
             return None
         if problem.by_channel and _takes_nothing_by_channel(problem):
             return Scratch(0, 0)
-        if problem.is_product and _product_takes_nothing(problem):
-            return Scratch(0, 0)
         answer = self._answer(problem)
         if answer is None:
             return None
+        if problem.is_product and _product_takes_nothing(problem):
+            return Scratch(0, 0)
         if problem.by_channel:  # with float16 torch may do it itself, which takes nothing
             may_be_torch = problem.dtype == "float16" and not problem.last
             return Scratch(0, answer.most) if may_be_torch else answer
@@ -400,19 +401,19 @@ def _takes_nothing_by_channel(problem: Problem) -> bool:
 
 def _product_takes_nothing(problem: Problem) -> bool:
     """Whether cuBLASLt's engine comes first and takes at most 400 bytes, as in all measured passes."""
-    if problem.operation == "weight" or problem.groups > 1:
+    images, pixels = problem.x[0][0], math.prod(problem.x[0][2:])
+    is_half = problem.dtype in _HALVES
+    if problem.groups > 1:
         return False
-    pixels = math.prod(problem.x[0][2:])
-    if problem.dtype == "float32":
-        if not problem.tf32:
-            return False
-        if problem.last:
-            return problem.x[0][0] * pixels >= _MANY_PIXELS
-        is_small = problem.x[0][1] * problem.y[0][1] <= _FEW_WEIGHTS
-        return pixels % 4 == 0 and is_small and problem.x[0][0] > 1
+    if problem.operation == "weight":
+        return is_half and problem.last and images * pixels <= _FEW_TO_ADD
+    if not is_half and not problem.tf32:
+        return False
     if problem.last:
-        return all(one[0][1] % _CHANNELS == 0 for one in (problem.x, problem.y))
-    return pixels % 4 == 0 and problem.x[0][0] > 1
+        has_eights = all(one[0][1] % _CHANNELS == 0 for one in (problem.x, problem.y))
+        return has_eights if is_half else images * pixels >= _MANY_PIXELS
+    is_small = is_half or problem.x[0][1] * problem.y[0][1] <= _FEW_WEIGHTS
+    return pixels % 4 == 0 and images > 1 and is_small
 
 
 def _of_product(problem: Problem, answer: Scratch) -> Scratch:
