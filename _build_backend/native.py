@@ -4,6 +4,7 @@
     _C-torch2.13.SOABI.so   records        csrc/core, csrc/torch, csrc/bindings.cpp
     _cuda-torch2.13.so      CUDA tracker   csrc/cuda; one for each row of ACCELERATORS
     _view.so                private files  csrc/view; preloaded, so it needs libc only
+    _driver.so              asks cuDNN     csrc/driver; has the name of CUDA's driver
 
 An extension is bound to one release of torch (the layout of its classes), so each release has its
 own; pytracer/data/_native.py opens the one for the torch that runs. They are compiled from torch's
@@ -387,6 +388,11 @@ class Build:
         own = ["-static-libstdc++", "-static-libgcc", "-Wl,-Bsymbolic", "-Wl,--exclude-libs,ALL"]
         self.link("_view.so", objects, [*own, "-s", "-ldl"])
 
+    def driver(self) -> None:
+        """Loaded before cuDNN, which then finds it under this name."""
+        made = self.compile(CSRC / "driver" / "driver.cpp", "driver", [])
+        self.link("_driver.so", [made], ["-nostdlib", "-s", "-Wl,-soname,libcuda.so.1"])
+
     def extension(self, torch: Torch, macros: dict[str, str]) -> None:
         where = f"torch{torch.release}"
         include = torch.folder / "include"
@@ -467,6 +473,7 @@ def build(torches: list[Torch], into: Path, wanted: Mapping[str, str] | None = N
     work.reader(find_pybind11(torches))
     if sys.platform == "linux":
         work.view()
+        work.driver()
     work.compile_core(to_record=bool(torches))  # last, since the rest waits for torch's headers
     run_all(work.steps, Progress())
     install(work.binaries, into, facts)
@@ -478,8 +485,9 @@ def install(binaries: list[Path], into: Path, facts: dict) -> None:
     facts_file = into / "_build.json"
     facts_file.unlink(missing_ok=True)
     trackers = [path for each in ACCELERATORS for path in into.glob(f"_{each.name}-*.so")]
-    for old in [*into.glob(f"_[Cc]*{SOABI}.so"), *trackers, *into.glob("_view.so")]:
-        old.unlink()
+    whole = [into / name for name in ("_view.so", "_driver.so")]
+    for old in [*into.glob(f"_[Cc]*{SOABI}.so"), *trackers, *whole]:
+        old.unlink(missing_ok=True)
     for binary in binaries:
         shutil.copy2(binary, into / binary.name)
     facts_file.write_text(json.dumps(facts, indent=2) + "\n")

@@ -5,8 +5,8 @@
 A pass is exact if its two bounds are the same block. An exact pass is right if the card took that block,
 and an interval if the card took something between its bounds.
 
-The passes that were held out were measured when the rules were there. What was first said of them is kept,
-because rules that have changed since may know them.
+A draw is held out when it is measured, because the rules are there. What was first said of it is kept,
+because rules that have changed since may know it.
 """
 
 import argparse
@@ -31,8 +31,9 @@ FILES = {
     f"cudnn-{name}-nvidia-h100-80gb-hbm3.json": title
     for name, title in (
         ("scratch", "chosen shapes"),
-        ("drawn-1", "drawn shapes"),
-        ("drawn-2", "drawn shapes, held out"),
+        ("drawn-1", "a first draw"),
+        ("drawn-2", "a second draw"),
+        ("drawn-3", "a third draw"),
     )
 }
 HELD_OUT = tuple(FILES)[-1]
@@ -128,18 +129,17 @@ def main() -> None:
         for file, document in documents.items()
     }
     known.close()
-    found[HELD_OUT]["first"] = _first() or kept.only(found[HELD_OUT], *COUNTS)
+    for file, first in {HELD_OUT: kept.only(found[HELD_OUT], *COUNTS), **_firsts()}.items():
+        found[file]["first"] = first
     print(found)
     write(options.out, NAME, {"files": found}, device="cpu")
 
 
-def _first() -> dict[str, int] | None:
-    """What was first said of the passes that were held out, if that was kept."""
+def _firsts() -> dict[str, dict[str, int]]:
+    """What was first said of the draws that were held out, as far as it was kept."""
     path = RESULTS / f"{NAME}-cpu.json"
-    if not path.exists():
-        return None
-    first: dict[str, int] | None = kept.read(path)["files"].get(HELD_OUT, {}).get("first")
-    return first
+    files = kept.read(path)["files"] if path.exists() else {}
+    return {file: one["first"] for file, one in files.items() if "first" in one}
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """What a convolution takes from torch's allocator on a card beside its result.
 
 torch asks cuDNN for a plan, and gives it the scratch that the plan wants. cuDNN says the same without a
-card, where it is installed. Some of its engines need a driver before they show up, so where one of them
-may come first the scratch is an interval:
+card, where it is installed. Some of its engines need a driver that works before they show up, so where one of
+them may come first the scratch is an interval:
 
 - cuBLASLt's, for a product: a kernel of one pixel that moves by one.
 - Fourier transforms in float32, with TensorFloat-32 for kernels wider than 3 and channels first.
 - Winograd's for the gradient of a weight of 3 by 3, in float32.
-- Those made at run time, for a convolution of each channel by itself.
 
 Of torch, these are ConvShared.cpp, Conv_v8.cpp and Convolution.cpp. Without cuDNN's answer all is an interval.
 """
@@ -31,6 +30,17 @@ _IMAGE, _VIDEO = 4, 5  # dimensions
 _HALVES = ("float16", "bfloat16")
 _OF_CUBLASLT = 32 << 20  # at most
 _LITTLE = 512  # bytes that the allocator gives anyway
+# What follows decides between engines that cuDNN shows and those that it does not. All was measured, with room.
+_MANY_PIXELS = 1 << 14  # of all images: with channels last cuBLASLt needs nothing
+_FEW_TO_ADD = 1 << 11  # pixels of all images: a weight's gradient in half precision is not split
+_FEW_WEIGHTS = 1 << 20  # of a product in TensorFloat-32
+# The bytes of an image's partial sums, as a share of the image's: cuBLASLt comes first between the second
+# and the third, and not below the first or above the last.
+_SHARES_OF_HALVES = (-1.0, -1.0, 1.5, 2.05)
+_SHARES_OF_FLOAT32 = (0.003, 0.015, 2.5, 8.0)
+_LITTLE_WORK = {"": 1e8, "last": 3.5e7, "input": 8e8}  # operations of a convolution in float32
+_WINOGRAD_FROM = 0.37  # a first plan that takes less than this share of Winograd's comes before it
+_NARROW = 5  # pixels of a kernel's side
 # What an H100 says of itself. The answers depend on the capability only.
 _PROPERTIES = (
     '{"maxGridSize":[2147483647,65535,65535],"maxBlockSize":[1024,1024,64],"regsPerBlock":65536,'
@@ -180,19 +190,28 @@ class Convolutions:
             return None
         if problem.by_channel and _takes_nothing_by_channel(problem):
             return Scratch(0, 0)
-        if problem.by_channel and problem.dtype in _HALVES and _is_flat(problem):
-            return Scratch(0, max(most, _of_sums_by_channel(problem)))
-        if problem.is_product and _product_takes_nothing(problem):
-            return Scratch(0, 0)
         answer = self._answer(problem)
         if answer is None:
             return None
-        if problem.is_product:
-            return Scratch(0, max(_OF_CUBLASLT, answer.most))
+        if problem.is_product and _product_takes_nothing(problem):
+            return Scratch(0, 0)
+        if problem.by_channel:  # with float16 torch may do it itself, which takes nothing
+            may_be_torch = problem.dtype == "float16" and not problem.last
+            return Scratch(0, answer.most) if may_be_torch else answer
+        if problem.is_product and (
+            problem.dtype != "float32" or problem.tf32 or problem.groups > 1
+        ):
+            return _of_product(problem, answer)
+        if problem.dtype == "float32" and _may_be_fourier_of_row(problem):
+            return Scratch(0, max(most, answer.most, _of_square(problem)))
         if problem.dtype == "float32" and _may_be_fourier(problem):
+            if _transforms_come_later(problem):
+                return answer
             return Scratch(0, max(most, answer.most, _of_fourier(problem), _of_winograd(problem)))
         if problem.dtype == "float32" and _may_be_winograd(problem):
             other = _of_winograd(problem)
+            if answer.most <= max(_LITTLE, _WINOGRAD_FROM * other):
+                return answer
             return Scratch(min(answer.least, other), max(answer.most, other))
         return answer
 
@@ -209,17 +228,24 @@ class Convolutions:
         if knobs.get(persistent.SHARES) != 0 or persistent.ACROSS not in knobs:
             return Scratch(size, size)
         clusters = self._clusters.get(kernel.cluster)
-        which = (knobs[persistent.TILE], knobs[persistent.LENGTH])
-        if problem.dtype in _HALVES and which == _OTHER_CLUSTERS and kernel.cluster > _ANYWHERE:
-            clusters = None
         if knobs[persistent.TILE] not in persistent.TILES:
             return None
-        tiles, steps = kernel.tiles(problem.x[0], problem.w[0], problem.y[0])
+        if (
+            problem.dtype in _HALVES
+            and kernel.cluster > _ANYWHERE
+            and _counts_otherwise(knobs, problem.groups)
+        ):
+            clusters = None
+        tiles, steps = kernel.tiles(problem.x[0], problem.w[0], problem.y[0], problem.groups)
         there = _ASKED_WITH - _ASKED_WITH % kernel.cluster
-        least, most = kernel.scratch(tiles, steps, there)
         copies = unsplit - kernel.plain(tiles, there)
-        holds = least - _LITTLE <= size - copies <= most + _LITTLE
-        if clusters is None or problem.groups > 1 or not holds:
+        # The tiles of groups are believed only if smaller cards have them, too.
+        fewer = answer.get("fewer", ()) if problem.groups > 1 else ()
+        for count, taken in ((there, size), *fewer):
+            least, most = kernel.scratch(tiles, steps, count)
+            if not least - _LITTLE <= taken - copies <= most + _LITTLE:
+                clusters = None
+        if clusters is None:
             return Scratch(copies, copies + kernel.at_most(_PROCESSORS))
         least, most = kernel.scratch(tiles, steps, clusters * kernel.cluster)
         return Scratch(copies + least, copies + most)
@@ -352,6 +378,12 @@ def _in_order(
     return tuple(sizes), tuple(fixed)
 
 
+def _counts_otherwise(knobs: dict[int, int], groups: int) -> bool:
+    """Whether a kernel in half precision runs other numbers of large clusters."""
+    tile, length = knobs[persistent.TILE], knobs[persistent.LENGTH]
+    return (tile, length) == _OTHER_CLUSTERS or (groups > 1 and length == 0)
+
+
 def _is_flat(problem: Problem) -> bool:
     """Whether it has rows and columns only."""
     return len(problem.kernel) == _IMAGE - 2
@@ -369,11 +401,38 @@ def _takes_nothing_by_channel(problem: Problem) -> bool:
 
 def _product_takes_nothing(problem: Problem) -> bool:
     """Whether cuBLASLt's engine comes first and takes at most 400 bytes, as in all measured passes."""
-    if problem.operation == "weight" or problem.dtype not in _HALVES or problem.groups > 1:
+    images, pixels = problem.x[0][0], math.prod(problem.x[0][2:])
+    is_half = problem.dtype in _HALVES
+    if problem.groups > 1:
+        return False
+    if problem.operation == "weight":
+        return is_half and problem.last and images * pixels <= _FEW_TO_ADD
+    if not is_half and not problem.tf32:
         return False
     if problem.last:
-        return all(one[0][1] % _CHANNELS == 0 for one in (problem.x, problem.y))
-    return math.prod(problem.x[0][2:]) % 4 == 0
+        has_eights = all(one[0][1] % _CHANNELS == 0 for one in (problem.x, problem.y))
+        return has_eights if is_half else images * pixels >= _MANY_PIXELS
+    is_small = is_half or problem.x[0][1] * problem.y[0][1] <= _FEW_WEIGHTS
+    return pixels % 4 == 0 and images > 1 and is_small
+
+
+def _of_product(problem: Problem, answer: Scratch) -> Scratch:
+    """What a product takes that cuBLASLt may do, beside the first plan that cuDNN shows.
+
+    For the gradient of a weight with channels first, cuBLASLt leaves a partial sum for each image. It comes
+    first where those are small beside the images.
+    """
+    images, inside, out = problem.x[0][0], problem.x[0][1], problem.y[0][1]
+    sums = 4 * images * inside * out
+    unknown = Scratch(0, max(_OF_CUBLASLT, answer.most, sums))
+    if problem.operation != "weight" or problem.last or problem.groups > 1 or images == 1:
+        return unknown
+    size = 4 if problem.dtype == "float32" else 2
+    share = 4 * inside * out / (size * math.prod(problem.x[0][2:]) * (inside + out))
+    least, less, more, most = _SHARES_OF_FLOAT32 if size == 4 else _SHARES_OF_HALVES
+    if answer.most <= _LITTLE or share < least or share > most:
+        return answer
+    return Scratch(sums, sums) if less < share < more and sums <= _OF_CUBLASLT else unknown
 
 
 def _may_transform(problem: Problem) -> bool:
@@ -388,11 +447,39 @@ def _may_be_fourier(problem: Problem) -> bool:
     return is_slow and _may_transform(problem)
 
 
+def _may_be_fourier_of_row(problem: Problem) -> bool:
+    """Whether the gradient of a row's weight may come from the spectra of whole squares."""
+    is_row = problem.x[0][2] == problem.kernel[0] == 1 < problem.kernel[-1]
+    is_plain = {*problem.stride, *problem.dilation} == {1} and problem.groups == 1
+    return problem.operation == "weight" and is_row and is_plain and _square(problem) <= _MOST_WHOLE
+
+
+def _square(problem: Problem) -> int:
+    """A side of the square around a row: a power of two."""
+    length = max(problem.x[0][-1], problem.y[0][-1]) + 2 * problem.padding[-1]
+    return 1 << (length - 1).bit_length()
+
+
+def _of_square(problem: Problem) -> int:
+    """At most, the complex spectra of the weight: a square with one more row and column for each two channels."""
+    return 8 * (_square(problem) + 1) ** 2 * problem.x[0][1] * problem.y[0][1] + SMALL
+
+
+def _transforms_come_later(problem: Problem) -> bool:
+    """Whether there is little to do, or no measured pass of such a kernel was a transform."""
+    if problem.operation == "forward" and problem.last and max(problem.kernel) < _NARROW:
+        return True
+    if problem.operation == "weight" and set(problem.kernel) <= {2, 4}:
+        return True
+    work = 2 * math.prod(problem.w[0]) * problem.y[0][0] * math.prod(problem.y[0][2:])
+    most = _LITTLE_WORK["input" if problem.operation == "input" else "last" if problem.last else ""]
+    return problem.groups == 1 and max(problem.kernel) <= _NARROW and work <= most
+
+
 def _may_be_winograd(problem: Problem) -> bool:
     return (
         problem.operation == "weight"
         and not problem.last
-        and problem.groups == 1
         and set(problem.kernel) == {3}
         and _may_transform(problem)
     )
@@ -403,7 +490,7 @@ def _of_winograd(problem: Problem) -> int:
     (batch, _, *_), (_, _, high, wide) = problem.x[0], problem.y[0]
     tiles = batch * -(-high // 4) * -(-wide // 4)
     inside, out = problem.x[0][1], problem.y[0][1]
-    return 6 * 6 * 4 * (tiles * (inside + out) + inside * out)
+    return 6 * 6 * 4 * (tiles * (inside + out) + inside * out // problem.groups)
 
 
 def _of_fourier(problem: Problem) -> int:
@@ -421,9 +508,3 @@ def _of_fourier(problem: Problem) -> int:
     if max(whole) <= _MOST_WHOLE:
         most = max(most, math.prod(whole) * (batch * (inside + out) + inside * out))
     return 8 * most + SMALL
-
-
-def _of_sums_by_channel(problem: Problem) -> int:
-    """Partial sums of the gradient of each channel's kernel: 256 were measured, with channels in groups."""
-    channels = problem.w[0][0] + -problem.w[0][0] % 32
-    return 4 * 256 * channels * math.prod(problem.kernel)

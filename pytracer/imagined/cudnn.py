@@ -16,6 +16,7 @@ from typing import Any
 MEASURED = (91900,)  # the versions whose answers were held against a card
 ADVICE = 'pip install "pytracer[cudnn]"'
 _CHILD = Path(__file__).with_name("cudnn_child.py")
+_DRIVER = Path(__file__).parents[1] / "_driver.so"  # has the name of CUDA's driver
 _LIBRARY = "libcudnn.so.9"
 _SECONDS = 60  # for an answer, of which each takes milliseconds
 
@@ -30,7 +31,7 @@ class Cudnn:
             library: cuDNN's library.
             child: the program that asks it.
         """
-        self._command = [sys.executable, "-I", "-S", str(child), str(library)]
+        self._command = [sys.executable, "-I", "-S", str(child), str(library), str(_DRIVER)]
         self._process: subprocess.Popen[str] | None = None
         self._answers: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
@@ -95,13 +96,13 @@ class Cudnn:
 
 
 def installed() -> Cudnn | None:
-    """The cuDNN that is installed, if one is."""
+    """The cuDNN that is installed, if one is, and with it the compiler of its kernels."""
     try:
         found = importlib.util.find_spec("nvidia.cudnn")
     except (ImportError, ValueError):
         return None
     for folder in (found.submodule_search_locations or []) if found else []:
         file = Path(folder) / "lib" / _LIBRARY
-        if file.is_file():
+        if file.is_file() and any(Path(folder).parent.glob("*/lib/libnvrtc.so.*")):
             return Cudnn(file)
     return None

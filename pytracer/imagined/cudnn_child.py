@@ -1,6 +1,9 @@
 """Asks cuDNN for the plan that it would choose on a card that is not there, and the plan's workspace.
 
-    python cudnn_child.py libcudnn.so.9       questions on standard input, answers on standard output, as JSON
+    python cudnn_child.py libcudnn.so.9 _driver.so    questions on standard input, answers on standard output
+
+Questions and answers are lines of JSON. The second library has the name of CUDA's driver. cuDNN only looks
+whether it is there, before it offers kernels that are compiled at run time.
 
 A program of its own: cuDNN stays out of the program that imagines. cuDNN's graph API answers from a text of
 a card's properties since 9.8. The questions are those of torch's Conv_v8.cpp: one convolution, its tensors
@@ -26,9 +29,10 @@ _CONVOLUTION, _ENGINE, _CONFIG, _HEURISTICS, _PLAN, _KNOB, _GRAPH, _TENSOR, _CAR
     38,
 )
 _DATA_TYPE, _INT64, _FLOAT, _DOUBLE, _MODE, _HEURISTIC_MODE, _KNOB_TYPE = 1, 3, 4, 5, 7, 8, 9
-_NOTE, _DESCRIPTOR, _CHAR = 11, 15, 24
+_NOTE, _DESCRIPTOR, _BEHAVIOR, _INT32, _CHAR = 11, 15, 19, 23, 24
 _TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 _TENSOR_CORE, _ROUNDS_INPUTS, _VARIES = 0, 1, 4  # numerical notes
+_COMPILED = 0  # a note of behavior: compiled at run time
 _MOST_NOTES, _MOST_KNOBS = 10, 44
 _INSTANT, _FALLBACK = 0, 2
 # The operation, and its attributes: x, w, y, the convolution, and the first of two factors.
@@ -38,6 +42,8 @@ _OPERATIONS = {
     "weight": (11, 716, 715, 717, 714, 712),
 }
 _ALIGNMENT = 32
+_DOWN, _ACROSS = 27, 28  # the knobs for the blocks of a cluster
+_WITHOUT_DRIVER = 18  # processors that cuDNN counts
 _SPLITS = 25  # the knob that is 0 where a persistent kernel may share a tile between blocks
 
 
@@ -155,24 +161,28 @@ class Asker:
         """The first plan that torch would run."""
         card, graph = self._card(asked["card"]), self._graph(asked)
         for config in self._configs(graph, card):
-            engine, notes = self._engine(config)
+            engine, notes, is_compiled = self._engine(config)
             if _is_filtered(notes, asked):
                 continue
+            need = _of_config if is_compiled else self._of_plan
             try:
-                size = self._workspace(config, card)
+                size = need(config, card)
             except Refused:
                 continue
             knobs = self._knobs(config)
-            unsplit = size
+            unsplit, fewer = size, []
             if knobs.get(_SPLITS) == 0:
-                unsplit = self._workspace(
-                    self._config(graph, card, engine, {**knobs, _SPLITS: 1}), card
-                )
+                unsplit = need(self._config(graph, card, engine, {**knobs, _SPLITS: 1}), card)
+                cluster = knobs.get(_DOWN, 1) * knobs.get(_ACROSS, 1)
+                for count in range(cluster, _WITHOUT_DRIVER, cluster):
+                    made = self._config(graph, card, engine, knobs, processors=count)
+                    fewer.append((count, need(made, card)))
             return {
                 "engine": engine,
                 "knobs": list(knobs.items()),
                 "bytes": size,
                 "unsplit": unsplit,
+                "fewer": fewer,
             }
         return {"engine": None}
 
@@ -227,12 +237,16 @@ class Asker:
             most = heuristics.get(202, _DESCRIPTOR)
             yield from heuristics.filled(202, _CONFIG, most)
 
-    def _engine(self, config: Descriptor) -> tuple[int, list[int]]:
+    def _engine(self, config: Descriptor) -> tuple[int, list[int], bool]:
+        """Its number, its numerical notes, and whether it is compiled at run time."""
         (engine,) = config.filled(300, _ENGINE, 1)
-        number, notes = (ctypes.c_int64 * 1)(), (ctypes.c_int * _MOST_NOTES)()
+        number, notes, behavior = (
+            (ctypes.c_int64 * 1)(), (ctypes.c_int * _MOST_NOTES)(), (ctypes.c_int * _MOST_NOTES)(),
+        )  # fmt: skip
         engine.get(1301, _INT64, number)
         count = engine.get(1303, _NOTE, notes)
-        return number[0], list(notes[:count])
+        of_behavior = engine.get(1305, _BEHAVIOR, behavior)
+        return number[0], list(notes[:count]), _COMPILED in behavior[:of_behavior]
 
     def _knobs(self, config: Descriptor) -> dict[int, int]:
         found = {}
@@ -244,12 +258,20 @@ class Asker:
         return found
 
     def _config(
-        self, graph: Descriptor, card: Descriptor, engine: int, knobs: dict[int, int]
+        self,
+        graph: Descriptor,
+        card: Descriptor,
+        engine: int,
+        knobs: dict[int, int],
+        processors: int = 0,
     ) -> Descriptor:
+        """Made of an engine and its knobs, for at most so many processors if it is said."""
         made = self._new(_ENGINE)
         made.names(1300, graph)
         made.integers(1301, engine)
         made.names(1307, card)
+        if processors:
+            made.set(1306, _INT32, (ctypes.c_int32 * 1)(processors))
         config = self._new(_CONFIG)
         config.names(300, made.done())
         chosen = []
@@ -261,12 +283,22 @@ class Asker:
         config.names(302, *chosen)
         return config.done()
 
-    def _workspace(self, config: Descriptor, card: Descriptor) -> int:
-        plan, size = self._new(_PLAN), (ctypes.c_int64 * 1)()
+    def _of_plan(self, config: Descriptor, card: Descriptor) -> int:
+        plan = self._new(_PLAN)
         plan.names(401, config)
         plan.names(407, card)
-        plan.done().get(402, _INT64, size)
-        return int(size[0])
+        return _size(plan.done(), 402)
+
+
+def _of_config(config: Descriptor, _: Descriptor) -> int:
+    """Without a plan, because that would compile the kernel."""
+    return _size(config, 303)
+
+
+def _size(descriptor: Descriptor, attribute: int) -> int:
+    size = (ctypes.c_int64 * 1)()
+    descriptor.get(attribute, _INT64, size)
+    return int(size[0])
 
 
 def _is_filtered(notes: list[int], asked: dict[str, Any]) -> bool:
@@ -279,6 +311,7 @@ def _is_filtered(notes: list[int], asked: dict[str, Any]) -> bool:
 
 def main() -> None:
     """Answers until its input ends."""
+    ctypes.CDLL(sys.argv[2])
     library = Library(sys.argv[1])
     asker = Asker(library)
     _say({"version": library.version})

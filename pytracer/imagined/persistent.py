@@ -58,20 +58,26 @@ class Kernel:
         """The blocks of a cluster."""
         return self.knobs[DOWN] * self.knobs[ACROSS]
 
-    def tiles(self, x: Sequence[int], w: Sequence[int], y: Sequence[int]) -> tuple[int, int]:
-        """The tiles of its product, padded to whole clusters, and the steps of each."""
+    def tiles(
+        self, x: Sequence[int], w: Sequence[int], y: Sequence[int], groups: int = 1
+    ) -> tuple[int, int]:
+        """The tiles of its products, padded to whole clusters, and the steps of each."""
         rows, columns = TILES[self.knobs[TILE]]
         kernel = math.prod(w[2:])
+        out, inside = w[0] // groups, w[1]
         if self.operation == "weight":
-            down, right = w[0], w[1]
+            down, right = out, inside
             steps = -(-_pixels(y) // self._step)
             across = -(-right // columns) * kernel
         else:
             is_forward = self.operation == "forward"
-            down, right, deep = (_pixels(y), *w[:2]) if is_forward else (_pixels(x), w[1], w[0])
+            down, right, deep = (
+                (_pixels(y), out, inside) if is_forward else (_pixels(x), inside, out)
+            )
             steps = -(-deep // self._step) * kernel
             across = -(-right // columns)
-        return _up(-(-down // rows), self.knobs[DOWN]) * _up(across, self.knobs[ACROSS]), steps
+        down = _up(-(-down // rows), self.knobs[DOWN])
+        return groups * down * _up(across, self.knobs[ACROSS]), steps
 
     def plain(self, tiles: int, blocks: int) -> int:
         """The bytes where no tile is shared."""

@@ -1,0 +1,55 @@
+// A CUDA driver without a card. cuDNN looks for these names before it offers kernels that it would
+// compile at run time. It only asks whether they are there: to be called, each says that there is
+// no device.
+//
+// The library is loaded under the driver's name, in the process that asks cuDNN, and nowhere else.
+#define FUNCTION(name)                                           \
+  extern "C" __attribute__((visibility("default"))) int name() { \
+    return 100;                                                  \
+  }  // CUDA_ERROR_NO_DEVICE
+
+FUNCTION(cuCtxGetCurrent)
+FUNCTION(cuCtxGetDevice)
+FUNCTION(cuCtxGetLimit)
+FUNCTION(cuCtxPopCurrent)
+FUNCTION(cuCtxPushCurrent)
+FUNCTION(cuDeviceGet)
+FUNCTION(cuDeviceGetAttribute)
+FUNCTION(cuDeviceGetCount)
+FUNCTION(cuDevicePrimaryCtxRelease)
+FUNCTION(cuDevicePrimaryCtxReset)
+FUNCTION(cuDevicePrimaryCtxRetain)
+FUNCTION(cuDriverGetVersion)
+FUNCTION(cuFuncGetAttribute)
+FUNCTION(cuFuncSetAttribute)
+FUNCTION(cuGetErrorName)
+FUNCTION(cuGetErrorString)
+FUNCTION(cuInit)
+FUNCTION(cuKernelGetAttribute)
+FUNCTION(cuKernelSetAttribute)
+FUNCTION(cuLaunchCooperativeKernel)
+FUNCTION(cuLaunchKernel)
+FUNCTION(cuLaunchKernelEx)
+FUNCTION(cuLibraryGetKernel)
+FUNCTION(cuLibraryLoadData)
+FUNCTION(cuLibraryLoadFromFile)
+FUNCTION(cuLibraryUnload)
+FUNCTION(cuLinkAddData)
+FUNCTION(cuLinkAddData_v2)
+FUNCTION(cuLinkAddFile_v2)
+FUNCTION(cuLinkComplete)
+FUNCTION(cuLinkCreate)
+FUNCTION(cuLinkCreate_v2)
+FUNCTION(cuLinkDestroy)
+FUNCTION(cuMemcpyDtoH_v2)
+FUNCTION(cuModuleGetFunction)
+FUNCTION(cuModuleGetGlobal_v2)
+FUNCTION(cuModuleLoadData)
+FUNCTION(cuModuleLoadDataEx)
+FUNCTION(cuModuleLoadFatBinary)
+FUNCTION(cuModuleUnload)
+FUNCTION(cuOccupancyMaxActiveBlocksPerMultiprocessor)
+FUNCTION(cuOccupancyMaxPotentialClusterSize)
+FUNCTION(cuStreamGetCtx)
+FUNCTION(cuStreamSynchronize)
+FUNCTION(cuTensorMapEncodeTiled)
