@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import imagine_programs, kept, slug  # noqa: E402
+from benchmarks import imagine_programs, imagine_ranks, kept, slug  # noqa: E402
 
 SHARE = 0.85  # of what the program reserves
 STEPS = 6
@@ -44,6 +44,15 @@ NAMES = (
     "Gemma 2, bfloat16, SGD",
 )  # fmt: skip
 
+# Of two ranks, each on a GPU of its own.
+OF_RANKS = ("DDP, GPT-2, AMP", "FSDP2, Llama, bfloat16", "DDP, Llama, gradients in buckets")
+PROGRAMS = {**imagine_programs.PROGRAMS, **imagine_ranks.PROGRAMS}
+
+
+def ranks_of(name: str) -> int:
+    """On how many GPUs the program runs."""
+    return imagine_ranks.RANKS if name in imagine_ranks.PROGRAMS else 1
+
 
 # ---------------------------------------------------------------- the search, without a GPU
 
@@ -56,10 +65,11 @@ def search(name: str, card: str) -> dict[str, Any]:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         words = (str(Path(__file__).resolve()), "--program", name)
-        plan = script.Plan(words, False, card)
+        count = ranks_of(name)
+        plan = script.Plan(words, False, card, ranks=count if count > 1 else None)
 
-        def imagine(changes: Any) -> Any:
-            found = script.imagine(replace(plan, changes=changes), Path(folder))
+        def imagine(changes: Any, rank: int = 0) -> Any:
+            found = script.imagine(replace(plan, changes=changes, rank=rank), Path(folder))
             return (None if found.trace is None else found.trace.data), found.problem
 
         first = script.imagine(plan, Path(folder))
@@ -71,6 +81,8 @@ def search(name: str, card: str) -> dict[str, Any]:
             limit + fits.more - fits.uncertain
         )  # what is beside the allocator does not count here
         found = fitting.search(imagine, first.trace.data, room, fitting.Wanted())
+        for rank in range(1, count):
+            found = fitting.with_rank(found, rank, *imagine(found.chosen.changes, rank))
     best = found.chosen
     promised = {
         "peak": best.peak,
@@ -126,7 +138,7 @@ def run(name: str, changes: Any, steps: int, limit: int | None, *, exact: bool) 
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    total = torch.cuda.get_device_properties(0).total_memory
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     torch.cuda.set_per_process_memory_fraction(1.0 if limit is None else (limit + 0.5) / total)
     torch.use_deterministic_algorithms(exact)  # cuDNN's attention is not, if it only warns
     ends: list[float] = []
@@ -143,11 +155,11 @@ def run(name: str, changes: Any, steps: int, limit: int | None, *, exact: bool) 
 
     hook = register_optimizer_step_post_hook(stepped)
     torch.Tensor.item = noted  # type: ignore[method-assign, assignment]
-    imagine_programs.STEPS = steps
+    imagine_programs.STEPS = imagine_ranks.STEPS = steps
     failed = ""
     try:
         with planned(changes):
-            imagine_programs.PROGRAMS[name]("cuda")
+            _start(name)
     except torch.OutOfMemoryError:
         failed = "out of memory"
     except Exception as problem:
@@ -166,6 +178,17 @@ def run(name: str, changes: Any, steps: int, limit: int | None, *, exact: bool) 
     }
 
 
+def _start(name: str) -> None:
+    import torch.distributed as dist
+
+    program: Any = PROGRAMS[name]
+    try:
+        program() if ranks_of(name) > 1 else program("cuda")
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
 def measure(found: dict[str, Any]) -> dict[str, Any]:
     """The plain program and the fitted one, with and without the limit."""
     from pytracer.data.changes import Changes, changes_of
@@ -173,7 +196,6 @@ def measure(found: dict[str, Any]) -> dict[str, Any]:
     name, limit, changes = found["name"], found["limit"], changes_of(found["changes"])
     row = {
         "fitted": run(name, changes, STEPS, limit, exact=False),
-        "limited": run(name, Changes(), STEPS, limit, exact=False),
         "plain": run(name, Changes(), STEPS, None, exact=False),
     }
     exact = [run(name, each, 2, None, exact=True) for each in (Changes(), Changes(), changes)]
@@ -181,6 +203,8 @@ def measure(found: dict[str, Any]) -> dict[str, Any]:
     # None: an operator is not deterministic, or two runs of the plain program differ.
     is_known = plain and plain == again and not any(one["failed"] for one in exact)
     row["equal"] = plain == fitted if is_known else None
+    # Last: where a rank has failed, the others may wait for it.
+    row["limited"] = run(name, Changes(), STEPS, limit, exact=False)
     for one in ("plain", "limited", "fitted"):
         del row[one]["losses"]
     return row
@@ -193,7 +217,7 @@ def drive(path: Path) -> None:
         row["measured"] = measure(row)
     except Exception as problem:
         row["measured"] = {"problem": f"{type(problem).__name__}: {problem}"[:300]}
-    path.with_suffix(".out").write_text(json.dumps(row))
+    path.with_suffix(f".out{os.environ.get('RANK', '0')}").write_text(json.dumps(row))
 
 
 def measured(found: list[dict[str, Any]], folder: Path, seconds: float) -> list[dict[str, Any]]:
@@ -212,11 +236,13 @@ def measured(found: list[dict[str, Any]], folder: Path, seconds: float) -> list[
         settings = one["changes"]["settings"]
         variables = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         variables |= allocator_variables(settings) if settings else {}
-        command = [sys.executable, __file__, "--drive", str(path)]
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        launch = launch if ranks_of(one["name"]) > 1 else []
+        command = [sys.executable, *launch, __file__, "--drive", str(path)]
         with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(command, env=variables, timeout=left)
-        done = path.with_suffix(".out")
-        rows.append(json.loads(done.read_text()) if done.exists() else one)
+        done = [path.with_suffix(f".out{rank}") for rank in range(ranks_of(one["name"]))]
+        rows += [json.loads(each.read_text()) if each.exists() else one for each in done]
         print(json.dumps(rows[-1]), flush=True)
     return rows
 
@@ -224,7 +250,10 @@ def measured(found: list[dict[str, Any]], folder: Path, seconds: float) -> list[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--names", default="|".join(NAMES), help="with | between them")
+    every = "|".join((*NAMES, *OF_RANKS))
+    parser.add_argument(
+        "--names", default=every, help="with | between them; those of ranks need two GPUs"
+    )
     parser.add_argument("--found", type=Path, help="plans of an earlier search: rows as JSON")
     parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) - 2, 1))
     parser.add_argument("--seconds", type=float, default=200, help="for the runs on the GPU")
@@ -232,7 +261,7 @@ def main() -> None:
     parser.add_argument("--drive", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.program:
-        imagine_programs.PROGRAMS[options.program]("cuda")
+        _start(options.program)
         return
     if options.drive:
         drive(options.drive)
