@@ -40,6 +40,8 @@ foreach_types_of_optimizers: list[Any]
 functorch: Any
 group_registry: Any
 has_kernel: Callable[[str, str], bool]
+higher_order: type
+higher_order_shapes: dict[Any, Callable[..., Any]]
 mode_keys: Any
 multiply_fp8: Callable[..., Any]
 multiply_int8: Callable[..., Any]
@@ -124,6 +126,10 @@ NAMES = {
     "functorch": Private("torch._C:_functorch", _GRAPHS),
     "group_registry": Private("torch.distributed.distributed_c10d:_world", _GROUPS),
     "has_kernel": Private("torch._C:_dispatch_has_kernel_for_dispatch_key", _IMAGINE),
+    "higher_order": Private("torch._ops:HigherOrderOperator", _IMAGINE),
+    "higher_order_shapes": Private(
+        "torch._higher_order_ops.utils:registered_hop_fake_fns", _IMAGINE
+    ),
     "mode_keys": Private("torch._C:_TorchDispatchModeKey", _IMAGINE),
     "multiply_fp8": Private("torch:_scaled_mm", _GEMM),
     "multiply_int8": Private("torch:_int_mm", _GEMM),
@@ -171,6 +177,7 @@ MEMBERS = (
     Private("torch.library:Library._destroy", _IMAGINE),
     Private("torch.nn:Module._apply", _IMAGINE),
     Private("torch.nn.init:_no_grad_trunc_normal_", _IMAGINE),
+    Private("torch._C:_conv_determine_backend_memory_format", _IMAGINE),
     Private("torch._subclasses.fake_tensor:init_gpu_context", _IMAGINE),
     Private("torch:ops.aten.add.Tensor._op_dk", _IMAGINE),
     Private("torch:ops.aten.add.Tensor._schema", "trace(cost=True)"),

@@ -44,12 +44,11 @@ from pytracer.imagined import (
 from pytracer.imagined.known import GUESS, Known
 from pytracer.imagined.patches import listed, replaced
 from pytracer.imagined.shelf import Shelf
-from pytracer.imagined.standins import Reads, is_asked_by, where
+from pytracer.imagined.standins import WRAPPERS, Reads, is_asked_by, where
 
 CPU = "cpu"
 aten = torch.ops.aten
 _RUNS_BACKWARD = private_torch.backward_runner.__code__
-_WRAPPERS = ("eval_frame.py", "_compile.py")  # torch's own frames around a mode
 _COMPOSITE = private_torch.dispatch_keys.CompositeImplicitAutograd
 _COMPOSED = private_torch.dispatch_keys.CompositeExplicitAutograd
 _READS_A_NUMBER = aten._local_scalar_dense.default
@@ -200,6 +199,8 @@ class _Mode(FakeTensorMode):
 class _Watching(TorchDispatchMode):
     """Sees the result of every operator, above the fake tensors' own mode."""
 
+    supports_higher_order_operators = True
+
     def __init__(
         self,
         mode: _Mode,
@@ -230,6 +231,9 @@ class _Watching(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         given = kwargs or {}
+        if isinstance(func, private_torch.higher_order):
+            with self:
+                return kernels.of_operators(func)(*args, **given)
         if not all(issubclass(one, FakeTensor) for one in types):
             self._doubts.given((args, given))
             return NotImplemented  # it does the operator by other operators, as DTensor does
@@ -363,7 +367,7 @@ def _is_of_the_engine() -> bool:
     if private_torch.backward_pass_number() == -1 or torch.is_grad_enabled():
         return False
     frame: Any = sys._getframe(2)  # the operator's caller
-    while frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS):
+    while frame is not None and frame.f_code.co_filename.endswith(WRAPPERS):
         frame = frame.f_back
     return frame is not None and frame.f_code is _RUNS_BACKWARD
 
@@ -437,6 +441,8 @@ def _methods(reads: Reads, known: Known, shelf: Shelf) -> dict[str, Any]:
         real = value_of(self)
         if real is not None:
             value = _of_real(torch.Tensor.item, real)
+            if known.is_assumed(self):
+                reads.number(type(value))
             return reads.number(type(value), value) if known.is_guess(self) else value
         if self.numel() != 1:
             raise RuntimeError(

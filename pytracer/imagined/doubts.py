@@ -38,7 +38,8 @@ _BOOKKEEPING = (
     "fx/experimental/",
     "fx/passes/",
 )
-_WRAPPERS = ("_dynamo/eval_frame.py", "_dynamo/external_utils.py")
+# They run the operators that the program asked for.
+_WRAPPERS = ("_dynamo/eval_frame.py", "_dynamo/external_utils.py", "_prims/rng_prims.py")
 _SHARDED = "torch.distributed.tensor"  # the module of the class of sharded tensors
 
 

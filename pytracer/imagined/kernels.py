@@ -19,7 +19,7 @@ import torch
 
 from pytracer import errors
 from pytracer.basics import private_torch
-from pytracer.imagined import attention, ctc, recurrent, scratch
+from pytracer.imagined import attention, batch_norms, ctc, recurrent, scratch
 from pytracer.imagined.standins import where
 
 aten = torch.ops.aten
@@ -95,6 +95,19 @@ def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return tuple(results) if len(results) > 1 else next(iter(results), None)
 
 
+def of_operators(func: Any) -> Callable[..., Any]:
+    """What an operator does that is given others: it runs them, as it does on a device.
+
+    Raises:
+        errors.CannotImagine: torch does not say what it runs.
+    """
+    whole = func.py_kernels.get(private_torch.dispatch_keys.CompositeExplicitAutograd)
+    runs: Callable[..., Any] | None = whole or private_torch.higher_order_shapes.get(func)
+    if runs is None:
+        raise errors.CannotImagine(f"{where()}: {func} has no fake kernel")
+    return runs
+
+
 class Kernels:
     """Fake kernels for operators of torch's own."""
 
@@ -112,6 +125,7 @@ class Kernels:
 
         self._run: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: grouped}
         self._run |= {**ctc.kernels(wants), **attention.kernels(wants, operator)}
+        self._run |= batch_norms.kernels(wants)
         state = operator and scratch.of_dropout(operator.processors, operator.capability)
         self._run |= recurrent.kernels(wants, state) | _waits()
 

@@ -144,7 +144,7 @@ class Known:
         return self._guesses.get(tensor.untyped_storage()) is _GUESSED
 
     def is_assumed(self, tensor: Any) -> bool:
-        """Whether the values follow from the assumption that no random word is a special one."""
+        """Whether they follow from an assumption: no random word is special, ranks have equal values."""
         return self._guesses.get(tensor.untyped_storage()) is _ASSUMED
 
     def value_of(self, tensor: Any) -> torch.Tensor | None:
@@ -233,6 +233,17 @@ class Known:
                 with without_modes(), torch.no_grad():
                     copies = value.reshape(-1).repeat(one.numel() // max(value.numel(), 1))
                     self._mirror(one, copies.reshape(one.shape))
+
+    def change(self, tensors: list[Any], how: Callable[[Any], Any]) -> None:
+        """Changes values in place, as other ranks do that have the same."""
+        for one in tensors:
+            value = self.value_of(one)
+            if value is None or self.is_guess(one):
+                self.forget([one])
+                continue
+            with without_modes(), torch.no_grad():
+                value.copy_(how(value))
+            self._guesses[one.untyped_storage()] = _ASSUMED
 
     def ground(self, tensor: Any, values: torch.Tensor) -> None:
         """Gives memory with these values to a new tensor on the host."""
@@ -345,7 +356,7 @@ class Known:
     def _pass_on_guesses(self, func: Any, args: Any, kwargs: Any, fresh: list[Any]) -> None:
         given = [one for one in tree_iter((args, kwargs)) if self._is_fake(one)]
         kinds = {self._guesses.get(one.untyped_storage()) for one in given}
-        if kinds == {None}:
+        if kinds <= {None}:
             return
         kind = _GUESSED if _GUESSED in kinds else _ASSUMED
         written = given if func._schema.is_mutable else []

@@ -83,6 +83,7 @@ def _shown(file: str) -> str:
 
 _TORCH = str(Path(sys.modules["torch"].__file__ or "").parent) if "torch" in sys.modules else "?"
 _OURS = str(Path(__file__).parents[1])
+WRAPPERS = ("eval_frame.py", "_compile.py")  # torch's own frames around a mode
 _PYTHONS = sysconfig.get_path("stdlib")
 
 
@@ -102,9 +103,13 @@ def is_asked_by(file: str) -> bool:
 
 def _asker(frame: FrameType | None) -> str:
     """The file whose code asks us; "" for none."""
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and _is_between(frame.f_code.co_filename):
         frame = frame.f_back
     return "" if frame is None else frame.f_code.co_filename
+
+
+def _is_between(file: str) -> bool:
+    return file.startswith(_OURS) or file.endswith(WRAPPERS)
 
 
 # The reads of the imagined run that is going on, if any.
