@@ -33,7 +33,9 @@ from pytracer.imagined import (
     convolutions,
     ctc,
     doubts,
+    frameworks,
     kernels,
+    lazy,
     loaders,
     losses,
     ranks,
@@ -54,7 +56,8 @@ _COMPOSED = private_torch.dispatch_keys.CompositeExplicitAutograd
 _READS_A_NUMBER = aten._local_scalar_dense.default
 _COPIES = frozenset((aten._to_copy.default, aten.copy_.default))
 _STEP = "Optimizer.step#"
-_VALIDATES = torch.distributions.distribution.__file__  # raises unless what it got is valid
+# Files whose questions have the answer yes: raises unless what it got is valid, ends unless it may go on.
+_YES = (torch.distributions.distribution.__file__, frameworks.LBFGS)
 # The engine and its nodes do these in place, but not where a dispatch mode is there.
 _IN_PLACE = frozenset(
     (
@@ -405,6 +408,8 @@ def _patches(
     yield replaced(torch, "load", checkpoints.loading(torch.load, back))
     for owner, name, packing in recurrent.patches():
         yield replaced(owner, name, packing)
+    for kind in lazy.KINDS:
+        yield replaced(kind, "__new__", lazy.make)
     yield replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated)
     yield replaced(torch.nn.Module, "_apply", _apply(torch.nn.Module._apply))
     for name, method in _methods(reads, known, shelf).items():
@@ -460,10 +465,10 @@ def _methods(reads: Reads, known: Known, shelf: Shelf) -> dict[str, Any]:
         return [tolist(row) for row in self.unbind(0)]
 
     def truth(self: torch.Tensor) -> bool:
-        if is_asked_by(_VALIDATES):
-            reads.number(bool)
-            return True
         real = None if known.is_guess(self) else value_of(self)
+        if real is None and is_asked_by(*_YES):
+            reads.assumes()
+            return True
         if real is not None and known.is_assumed(self):
             reads.number(bool)
         return bool(_of_real(torch.Tensor.item, real)) if real is not None else reads.decide()
@@ -556,7 +561,9 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
             if parameter.grad is not None:
                 _become(parameter.grad, fn)
         for name, buffer in self._buffers.items():
-            if buffer is not None:
+            if buffer is not None and lazy.is_lazy(buffer):
+                _become(buffer, fn)
+            elif buffer is not None:
                 self._buffers[name] = fn(buffer)
         return self
 

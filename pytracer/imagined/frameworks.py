@@ -2,15 +2,19 @@
 
 import contextlib
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from pytracer import errors
 from pytracer.imagined.patches import replaced
+from pytracer.imagined.standins import where
 from pytracer.recording.start import after_import
 
+LBFGS: str = sys.modules[torch.optim.LBFGS.__module__].__file__ or ""
 _STOPS_AT_A_WORD = "transformers.generation.stopping_criteria"
 
 
@@ -47,8 +51,32 @@ def eager(compiled: list[str]) -> Iterator[None]:
 def imported() -> Iterator[None]:
     """Replaces what decides by values where the outcome for memory is known."""
     with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            replaced(torch.optim.LBFGS, "step", _to_the_end(torch.optim.LBFGS.step))
+        )
         stack.callback(after_import(_STOPS_AT_A_WORD, lambda: stack.enter_context(_never_ends())))
         yield
+
+
+def _to_the_end(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The step of LBFGS, which goes on as often as it may: no change is too small."""
+
+    @functools.wraps(step)
+    def run(self: Any, *args: Any, **options: Any) -> Any:
+        (group,) = self.param_groups
+        if group["line_search_fn"] is not None:
+            raise errors.CannotImagine(
+                f"{where()}: a line search goes where values lead, and an imagined run has none; "
+                "imagine LBFGS with line_search_fn=None"
+            )
+        own = {name: group[name] for name in ("tolerance_grad", "tolerance_change")}
+        group.update(dict.fromkeys(own, -math.inf))
+        try:
+            return step(self, *args, **options)
+        finally:
+            group.update(own)
+
+    return run
 
 
 @contextlib.contextmanager

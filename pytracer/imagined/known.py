@@ -77,7 +77,13 @@ _NEVER = frozenset(
     (aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default)
 )
 _ITSELF = {aten.eq.Tensor: True, aten.ne.Tensor: False}
-_INFINITE = {aten.eq.Scalar: False, aten.ne.Scalar: True}
+# What is true of any number beside an infinite one, by whether that is positive.
+_INFINITE: dict[Any, Callable[[bool], bool]] = {
+    aten.eq.Scalar: lambda above: False,
+    aten.ne.Scalar: lambda above: True,
+    **dict.fromkeys((aten.lt.Scalar, aten.le.Scalar), lambda above: above),
+    **dict.fromkeys((aten.gt.Scalar, aten.ge.Scalar), lambda above: not above),
+}
 # What follows where all elements are the same truth.
 _OF_ONE: dict[Any, Callable[[bool], bool]] = {
     **dict.fromkeys((aten.all.default, aten.all.dim, aten.any.default, aten.any.dim), bool),
@@ -316,7 +322,7 @@ class Known:
         if func in _NEVER:
             return False
         if func in _INFINITE and isinstance(args[1], float) and math.isinf(args[1]):
-            return _INFINITE[func]
+            return _INFINITE[func](args[1] > 0)
         if func in _ITSELF and args[0] is args[1]:
             return _ITSELF[func]
         given = [

@@ -96,9 +96,9 @@ def _is_torchs_own(frame: FrameType | None) -> bool:
     return _asker(frame).startswith(_TORCH)
 
 
-def is_asked_by(file: str) -> bool:
-    """Whether code of this file asks for a value."""
-    return _asker(sys._getframe(1)) == file
+def is_asked_by(*files: str) -> bool:
+    """Whether code of one of these files asks for a value."""
+    return _asker(sys._getframe(1)) in files
 
 
 def _asker(frame: FrameType | None) -> str:
