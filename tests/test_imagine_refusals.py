@@ -134,6 +134,24 @@ def test_a_batch_norm_is_copied_again_and_again() -> None:
         assert model[1].num_batches_tracked.item() == 0
 
 
+def _table() -> None:
+    nn.Embedding(100, 16, sparse=True)(torch.randint(0, 100, (8,))).sum().backward()
+
+
+SPARSE: dict[str, Callable[[], Any]] = {
+    "made": lambda: torch.sparse_coo_tensor([[0, 1], [2, 0]], torch.ones(2), (4, 4)),
+    "rows": lambda: torch.randn(4, 4).to_sparse_csr(),
+    "gradient": _table,
+}
+
+
+@pytest.mark.parametrize("how", SPARSE)
+def test_sparse_tensors_are_refused_in_one_sentence(how: str) -> None:
+    """How many numbers they hold depends on values."""
+    with pytest.raises(errors.CannotImagine, match="sparse"), pytracer.imagine("cpu"):
+        SPARSE[how]()
+
+
 def test_lazy_modules_get_their_shape_in_the_first_call() -> None:
     """Their parameters and buffers are torch's own subclasses, which fake tensors are not."""
 

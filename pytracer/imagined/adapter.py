@@ -46,7 +46,7 @@ from pytracer.imagined import (
 from pytracer.imagined.known import GUESS, Known
 from pytracer.imagined.patches import listed, replaced
 from pytracer.imagined.shelf import Shelf
-from pytracer.imagined.standins import WRAPPERS, Reads, is_asked_by, where
+from pytracer.imagined.standins import WRAPPERS, Reads, is_asked_by, stand_in, where
 
 CPU = "cpu"
 aten = torch.ops.aten
@@ -234,6 +234,8 @@ class _Watching(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         given = kwargs or {}
+        if func.namespace == "prim":  # a question about a tensor
+            return func(*args, **given)
         if isinstance(func, private_torch.higher_order):
             with self:
                 return kernels.of_operators(func)(*args, **given)
@@ -271,6 +273,7 @@ class _Watching(TorchDispatchMode):
             result = self._of_known_values(func, args, given, problem)
         except UnsupportedOperatorException:
             result = kernels.in_place(func, args, given)
+        kernels.check_layout(func, result)
         if self._is_card and func in scratch.IN_ROWS:
             result = tree_map(scratch.in_rows, result)
         losses.keep(func, args, result)
@@ -310,7 +313,7 @@ class _Watching(TorchDispatchMode):
             with self._mode.making():
                 return tree_map(lambda one: _empty_like(one, device), result)
         if func is _READS_A_NUMBER:
-            return _stand_in(args[0])
+            return stand_in(args[0])
         result = self._sizes.result_of(func, args)
         if result is not None:
             return result
@@ -373,12 +376,6 @@ def _is_of_the_engine() -> bool:
     while frame is not None and frame.f_code.co_filename.endswith(WRAPPERS):
         frame = frame.f_back
     return frame is not None and frame.f_code is _RUNS_BACKWARD
-
-
-def _stand_in(tensor: torch.Tensor) -> Any:
-    if tensor.dtype == torch.bool:
-        return bool(GUESS)
-    return float(GUESS) if tensor.dtype.is_floating_point else GUESS
 
 
 # ---------------------------------------------------------------- patches of torch

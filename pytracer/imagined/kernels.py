@@ -95,6 +95,19 @@ def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return tuple(results) if len(results) > 1 else next(iter(results), None)
 
 
+def check_layout(func: Any, result: Any) -> None:
+    """Refuses a sparse tensor.
+
+    Raises:
+        errors.CannotImagine: how many numbers the result has depends on values.
+    """
+    if isinstance(result, torch.Tensor) and result.layout is not torch.strided:
+        raise errors.CannotImagine(
+            f"{where()}: {func} makes a sparse tensor, whose bytes depend on values; "
+            "imagine the program with a dense one"
+        )
+
+
 def of_operators(func: Any) -> Callable[..., Any]:
     """What an operator does that is given others: it runs them, as it does on a device.
 

@@ -59,6 +59,13 @@ class Reads:
         )
 
 
+def stand_in(tensor: Any) -> Any:
+    """For the one number that the tensor holds, where torch itself reads it."""
+    if tensor.dtype.is_floating_point:
+        return float(GUESS)
+    return bool(GUESS) if str(tensor.dtype) == "torch.bool" else GUESS
+
+
 def where() -> str:
     """The innermost line of the program, outside torch, pytracer and installed libraries."""
     frame: FrameType | None = sys._getframe(1)
