@@ -146,6 +146,21 @@ def test_tensor_parallel_layers_and_their_state_have_a_share() -> None:
     assert t.data.meta["imagined"]["meshes"] == [{"shape": [4], "names": ["tp"]}]
 
 
+def test_a_table_that_is_cut_by_rows_masks_words_of_other_ranks() -> None:
+    """DTensor runs operators for that, which are no bookkeeping."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+    with pytracer.imagine("H100", ranks=4) as t:
+        dist.init_process_group("nccl")
+        mesh = init_device_mesh("cuda", (4,), mesh_dim_names=("tp",))
+        table = nn.Embedding(1024, WIDTH, device="cuda")
+        parallelize_module(table, mesh, RowwiseParallel(input_layouts=Replicate()))
+        table(torch.randint(1024, (2, 8), device="cuda")).sum().backward()
+    assert t.summary().loc["weights", "at_end"] == 4 * 1024 * WIDTH // 4
+    assert not t.data.meta["imagined"]["doubts"]
+
+
 def test_each_stage_of_a_pipeline_is_a_class_of_ranks() -> None:
     """By the dimension of the mesh, or because ranks send to each other."""
     mesh = {"shape": [4, 2, 8], "names": ["pp", "dp", "tp"]}

@@ -32,7 +32,6 @@ _BOOKKEEPING = (
     "_refs/",
     "_subclasses/",
     "distributed/tensor/_op_schema.py",
-    "distributed/tensor/_ops/",
     "distributed/tensor/_sharding_prop.py",
     "export/",
     "fx/experimental/",
