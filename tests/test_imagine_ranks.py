@@ -242,6 +242,16 @@ def test_a_batch_norm_over_ranks_takes_what_a_card_does(last: bool) -> None:
     assert rows.requested_bytes.tolist()[-len(expected) :] == expected
 
 
+def test_an_uneven_shard_is_padded_once() -> None:
+    """FSDP2 pads when it cuts. Before the first forward it looks again, by the address."""
+    with pytracer.imagine("H100", ranks=2, rank=1) as t:
+        dist.init_process_group("nccl")
+        layer = fully_shard(nn.Linear(32, 33, device="cuda"))
+        layer(torch.randn(4, 32, device="cuda")).sum().backward()
+    rows = t.allocations()
+    assert rows[rows.op == "aten::new_zeros"].requested_bytes.tolist() == [4 * 17 * 32, 4 * 17]
+
+
 def test_shards_that_begin_without_memory_take_a_share() -> None:
     """A model made on the meta device gets memory after it is cut, and random weights by DTensor."""
     with pytracer.imagine("H100", ranks=4) as t:

@@ -53,6 +53,7 @@ read_buckets: Callable[[Any], dict[str, Any]]
 broadcast_coalesced: Any
 reducer: Any
 reducers_log: Any
+sharded_parameter: Any
 subclasses: Any
 tree_iter: Callable[[Any], Any]
 tree_map: Callable[..., Any]
@@ -147,6 +148,9 @@ NAMES = {
     "broadcast_coalesced": Private("torch.distributed:_broadcast_coalesced", _IMAGINE),
     "reducer": Private("torch.distributed:Reducer", _IMAGINE),
     "reducers_log": Private("torch.distributed:Logger", _IMAGINE),
+    "sharded_parameter": Private(
+        "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam", _IMAGINE
+    ),
     "subclasses": Private("torch._subclasses:", _IMAGINE),
     "tree_iter": Private("torch.utils._pytree:tree_iter", _IMAGINE),
     "tree_map": Private("torch.utils._pytree:tree_map", _IMAGINE),
