@@ -138,6 +138,16 @@ def _table() -> None:
     nn.Embedding(100, 16, sparse=True)(torch.randint(0, 100, (8,))).sum().backward()
 
 
+def test_a_loss_by_margins_goes_backward() -> None:
+    """torch has no fake kernel for its gradient."""
+
+    def program() -> None:
+        words = torch.randn(4, 8, requires_grad=True)
+        nn.functional.multi_margin_loss(words, torch.zeros(4, dtype=torch.int64)).backward()
+
+    holds(program)
+
+
 SPARSE: dict[str, Callable[[], Any]] = {
     "made": lambda: torch.sparse_coo_tensor([[0, 1], [2, 0]], torch.ones(2), (4, 4)),
     "rows": lambda: torch.randn(4, 4).to_sparse_csr(),

@@ -46,6 +46,7 @@ mode_keys: Any
 multiply_fp8: Callable[..., Any]
 multiply_int8: Callable[..., Any]
 nccl_flight_recorder: Callable[[], bytes]
+norm_over_ranks: Any
 process_groups: Any
 profiler_is_on: Callable[[], bool]
 python_function: type
@@ -138,6 +139,7 @@ NAMES = {
     "nccl_flight_recorder": Private(
         "torch._C._distributed_c10d:_dump_nccl_trace_json", _COLLECTIVES, is_new=True
     ),
+    "norm_over_ranks": Private("torch.nn.modules._functions:", _IMAGINE),
     "process_groups": Private("torch.distributed.distributed_c10d:", _IMAGINE),
     "profiler_is_on": Private("torch._C._autograd:_profiler_enabled", "trace(cost=True)"),
     "python_function": Private("torch._C:_FunctionBase", _GRAPHS),
