@@ -240,6 +240,41 @@ def ddp_unused(place: Place) -> Training:
     return _ddp(place, find_unused_parameters=True)
 
 
+class Skipping(nn.Module):
+    """The model without one of its layers, if `by_step` another one in each step. One is never there."""
+
+    def __init__(self, net: Transformer, by_step: bool) -> None:
+        super().__init__()
+        self.net, self.by_step, self.steps = net, by_step, 0
+
+    def forward(self, ids: Tensor) -> Tensor:
+        last = len(self.net.layers) - 1
+        x, left_out = self.net.tokens(ids), {last, self.steps % last if self.by_step else 0}
+        self.steps += 1
+        for number, layer in enumerate(self.net.layers):
+            x = x if number in left_out else layer(x)[0]
+        result: Tensor = self.net.head(self.net.norm(x))
+        return result
+
+
+@variant
+def ddp_skips(place: Place) -> Training:
+    """Parameters without a gradient, others in each step."""
+    return _ddp(place, Skipping(model(place), by_step=True), find_unused_parameters=True)
+
+
+@variant
+def ddp_skips_views(place: Place) -> Training:
+    whole = Skipping(model(place), by_step=True)
+    return _ddp(place, whole, find_unused_parameters=True, gradient_as_bucket_view=True)
+
+
+@variant
+def ddp_static(place: Place) -> Training:
+    """The same parameters have no gradient in each step."""
+    return _ddp(place, Skipping(model(place), by_step=False), static_graph=True)
+
+
 @variant
 def ddp_compressed(place: Place) -> Training:
     """Buckets are sent in half precision."""

@@ -462,3 +462,22 @@ def test_an_imagined_run_asks_and_takes_what_it_is_told(monkeypatch: pytest.Monk
         "advice": "",
     }
     assert size in set(t.allocations().requested_bytes)
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_channels_of_a_result_lie_where_cudnn_puts_them(dims: int, dtype: torch.dtype) -> None:
+    """Last, if those of input or weight do, so that rows are copied before a linear layer."""
+    kind = nn.Conv2d if dims == 2 else nn.Conv3d
+    order = torch.channels_last if dims == 2 else torch.channels_last_3d
+    size = (2, 8, *[8] * dims)
+    whole = torch.Size(size).numel() * dtype.itemsize
+    with pytracer.imagine("H100") as t:
+        layer = kind(8, 8, 3, padding=1).to("cuda", dtype, memory_format=order)
+        made = layer(torch.ones(size, device="cuda", dtype=dtype))
+        assert made.is_contiguous(memory_format=order)
+        double = kind(8, 8, 3, padding=1).to("cuda", torch.double, memory_format=order)
+        assert double(torch.ones(size, device="cuda", dtype=torch.double)).is_contiguous()
+        nn.Flatten()(made)
+    rows = t.allocations()
+    assert rows[rows.op == "aten::clone"].requested_bytes.tolist() == [whole]

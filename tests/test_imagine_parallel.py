@@ -19,12 +19,19 @@ from tests.tiers import first_of
 ALL = {name: way for name, way in (parallel.WAYS | parallel.VARIANTS).items() if not way.needs}
 # Ways that are not equal, and why.
 _ELSEWHERE = {
-    "fsdp2_tensor_parallel": "a mesh of two dimensions, as for hsdp",
-    "sequence_parallel": "torch makes masks whose values decide",
+    "sequence_parallel": "to propagate shapes, torch takes 8 bytes for a number on the host",
     "ddp_compressed": "gloo may still have a bucket when the next one is made",
-    "hsdp": "a mesh of two dimensions takes 16 bytes more for each question as imagined",
 }
-_FIRST = ("fsdp2", "ddp", "pipeline", "fsdp1", "pipeline_interleaved", "ddp_zero", "experts")
+_FIRST = (
+    "fsdp2",
+    "ddp",
+    "pipeline",
+    "fsdp1",
+    "pipeline_interleaved",
+    "ddp_zero",
+    "experts",
+    "ddp_skips",
+)
 
 
 _LASTING = ("weights", "gradients", "optimizer_state", "activations", "inputs")

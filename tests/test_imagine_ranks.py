@@ -146,6 +146,21 @@ def test_tensor_parallel_layers_and_their_state_have_a_share() -> None:
     assert t.data.meta["imagined"]["meshes"] == [{"shape": [4], "names": ["tp"]}]
 
 
+def test_a_table_that_is_cut_by_rows_masks_words_of_other_ranks() -> None:
+    """DTensor runs operators for that, which are no bookkeeping."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+    with pytracer.imagine("H100", ranks=4) as t:
+        dist.init_process_group("nccl")
+        mesh = init_device_mesh("cuda", (4,), mesh_dim_names=("tp",))
+        table = nn.Embedding(1024, WIDTH, device="cuda")
+        parallelize_module(table, mesh, RowwiseParallel(input_layouts=Replicate()))
+        table(torch.randint(1024, (2, 8), device="cuda")).sum().backward()
+    assert t.summary().loc["weights", "at_end"] == 4 * 1024 * WIDTH // 4
+    assert not t.data.meta["imagined"]["doubts"]
+
+
 def test_each_stage_of_a_pipeline_is_a_class_of_ranks() -> None:
     """By the dimension of the mesh, or because ranks send to each other."""
     mesh = {"shape": [4, 2, 8], "names": ["pp", "dp", "tp"]}
@@ -188,8 +203,8 @@ def test_objects_of_other_ranks_are_those_of_this_one() -> None:
 
 
 def test_values_of_other_ranks_are_those_of_this_one() -> None:
-    """As far as they are known: a sum over ranks is not."""
-    with pytracer.imagine("H100", ranks=4):
+    """A sum over ranks relies on that, so a decision by it is listed."""
+    with pytracer.imagine("H100", ranks=4) as t:
         dist.init_process_group("nccl")
         own = torch.tensor([7])
         parts = [torch.empty(1, dtype=torch.long) for _ in range(4)]
@@ -198,8 +213,60 @@ def test_values_of_other_ranks_are_those_of_this_one() -> None:
         dist.broadcast(own, 0)
         assert bool(own == 7)
         dist.all_reduce(own)
+        assert bool(own == 28)
+        dist.all_reduce(own, op=dist.ReduceOp.MAX)
+        assert own.item() == 28
+        dist.all_reduce(own, op=dist.ReduceOp.BXOR)
         with pytest.raises(errors.CannotImagine, match="decides"):
-            bool(own == 28)
+            bool(own == 0)
+    assert len(t.data.meta["imagined"]["stand_ins"]) == 2
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_batch_norm_over_ranks_takes_what_a_card_does(last: bool) -> None:
+    """Statistics go round, and with channels last blocks of threads meet in memory."""
+    order = torch.channels_last if last else torch.contiguous_format
+    channels, pixels, ranks = 64, 16 * 32 * 32, 4
+    with pytracer.imagine("H100", ranks=ranks) as t:
+        dist.init_process_group("nccl")
+        norm = nn.SyncBatchNorm(channels).cuda()
+        images = torch.randn(16, channels, 32, 32, device="cuda").to(memory_format=order)
+        norm(images.requires_grad_()).backward(torch.empty_like(images))
+    rows = t.allocations()
+    whole, each = 4 * channels * pixels, 4 * channels
+    blocks = pixels // (16 * 16)  # of 16 threads by 32 channels, 16 rows for each thread
+    forward, backward = ([8, n * each * blocks] if last else [] for n in (4, 2))
+    gathered = [4, 2 * each + 4, ranks * (2 * each + 4), ranks, 4 * ranks, *[ranks * each] * 2]
+    expected = [*[each] * 2, *forward, *gathered, *[each] * 2, 4 * ranks, whole]
+    expected += [whole, *[each] * 4, *backward, 2 * each, whole]
+    assert rows.requested_bytes.tolist()[-len(expected) :] == expected
+
+
+def test_an_uneven_shard_is_padded_once() -> None:
+    """FSDP2 pads when it cuts. Before the first forward it looks again, by the address."""
+    with pytracer.imagine("H100", ranks=2, rank=1) as t:
+        dist.init_process_group("nccl")
+        layer = fully_shard(nn.Linear(32, 33, device="cuda"))
+        layer(torch.randn(4, 32, device="cuda")).sum().backward()
+    rows = t.allocations()
+    assert rows[rows.op == "aten::new_zeros"].requested_bytes.tolist() == [4 * 17 * 32, 4 * 17]
+
+
+def test_shards_that_begin_without_memory_take_a_share() -> None:
+    """A model made on the meta device gets memory after it is cut, and random weights by DTensor."""
+    with pytracer.imagine("H100", ranks=4) as t:
+        dist.init_process_group("nccl")
+        with torch.device("meta"):
+            model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(2)))
+        mesh = init_device_mesh("cuda", (4,))
+        for part in (*model, model):
+            fully_shard(part, mesh=mesh)
+        model.to_empty(device="cuda")
+        for part in model:
+            part.reset_parameters()
+        train(model)
+    assert t.summary().loc["weights", "at_end"] == 4 * 2 * (WIDTH + 1) * WIDTH // 4
+    assert not t.data.meta["imagined"]["doubts"]
 
 
 def test_afterwards_the_process_has_no_ranks() -> None:

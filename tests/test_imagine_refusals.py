@@ -134,6 +134,75 @@ def test_a_batch_norm_is_copied_again_and_again() -> None:
         assert model[1].num_batches_tracked.item() == 0
 
 
+def _table() -> None:
+    nn.Embedding(100, 16, sparse=True)(torch.randint(0, 100, (8,))).sum().backward()
+
+
+def test_a_loss_by_margins_goes_backward() -> None:
+    """torch has no fake kernel for its gradient."""
+
+    def program() -> None:
+        words = torch.randn(4, 8, requires_grad=True)
+        nn.functional.multi_margin_loss(words, torch.zeros(4, dtype=torch.int64)).backward()
+
+    holds(program)
+
+
+SPARSE: dict[str, Callable[[], Any]] = {
+    "made": lambda: torch.sparse_coo_tensor([[0, 1], [2, 0]], torch.ones(2), (4, 4)),
+    "rows": lambda: torch.randn(4, 4).to_sparse_csr(),
+    "gradient": _table,
+}
+
+
+@pytest.mark.parametrize("how", SPARSE)
+def test_sparse_tensors_are_refused_in_one_sentence(how: str) -> None:
+    """How many numbers they hold depends on values."""
+    with pytest.raises(errors.CannotImagine, match="sparse"), pytracer.imagine("cpu"):
+        SPARSE[how]()
+
+
+def test_lazy_modules_get_their_shape_in_the_first_call() -> None:
+    """Their parameters and buffers are torch's own subclasses, which fake tensors are not."""
+
+    def program() -> None:
+        flat = nn.Sequential(nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(4))
+        model = nn.Sequential(nn.LazyLinear(32), flat).to(torch.float64)
+        model(torch.ones(4, 16, dtype=torch.float64))
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.ones(4, 16, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+
+    holds(program)
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_lbfgs_goes_on_to_its_last_iteration(search: str | None) -> None:
+    """It ends earlier where a change is small. A line search depends on values."""
+
+    def program() -> None:
+        net = nn.Linear(64, 32)
+        optimizer = torch.optim.LBFGS(
+            net.parameters(), 1e-3, max_iter=3, history_size=2, line_search_fn=search
+        )
+        words = torch.randn(8, 64)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = net(words).pow(2).mean()
+            loss.backward()
+            return loss
+
+        for _ in range(2):
+            optimizer.step(closure)
+
+    if search is None:
+        holds(program)
+        return
+    with pytest.raises(errors.CannotImagine, match="line search"), pytracer.imagine("cpu"):
+        program()
+
+
 def test_what_is_written_into_undefined_memory_is_known() -> None:
     """An inverse permutation is, and a number beside random ones is not."""
     with pytracer.imagine("H100"):

@@ -40,10 +40,13 @@ foreach_types_of_optimizers: list[Any]
 functorch: Any
 group_registry: Any
 has_kernel: Callable[[str, str], bool]
+higher_order: type
+higher_order_shapes: dict[Any, Callable[..., Any]]
 mode_keys: Any
 multiply_fp8: Callable[..., Any]
 multiply_int8: Callable[..., Any]
 nccl_flight_recorder: Callable[[], bytes]
+norm_over_ranks: Any
 process_groups: Any
 profiler_is_on: Callable[[], bool]
 python_function: type
@@ -51,6 +54,7 @@ read_buckets: Callable[[Any], dict[str, Any]]
 broadcast_coalesced: Any
 reducer: Any
 reducers_log: Any
+sharded_parameter: Any
 subclasses: Any
 tree_iter: Callable[[Any], Any]
 tree_map: Callable[..., Any]
@@ -124,6 +128,10 @@ NAMES = {
     "functorch": Private("torch._C:_functorch", _GRAPHS),
     "group_registry": Private("torch.distributed.distributed_c10d:_world", _GROUPS),
     "has_kernel": Private("torch._C:_dispatch_has_kernel_for_dispatch_key", _IMAGINE),
+    "higher_order": Private("torch._ops:HigherOrderOperator", _IMAGINE),
+    "higher_order_shapes": Private(
+        "torch._higher_order_ops.utils:registered_hop_fake_fns", _IMAGINE
+    ),
     "mode_keys": Private("torch._C:_TorchDispatchModeKey", _IMAGINE),
     "multiply_fp8": Private("torch:_scaled_mm", _GEMM),
     "multiply_int8": Private("torch:_int_mm", _GEMM),
@@ -131,6 +139,7 @@ NAMES = {
     "nccl_flight_recorder": Private(
         "torch._C._distributed_c10d:_dump_nccl_trace_json", _COLLECTIVES, is_new=True
     ),
+    "norm_over_ranks": Private("torch.nn.modules._functions:", _IMAGINE),
     "process_groups": Private("torch.distributed.distributed_c10d:", _IMAGINE),
     "profiler_is_on": Private("torch._C._autograd:_profiler_enabled", "trace(cost=True)"),
     "python_function": Private("torch._C:_FunctionBase", _GRAPHS),
@@ -141,6 +150,9 @@ NAMES = {
     "broadcast_coalesced": Private("torch.distributed:_broadcast_coalesced", _IMAGINE),
     "reducer": Private("torch.distributed:Reducer", _IMAGINE),
     "reducers_log": Private("torch.distributed:Logger", _IMAGINE),
+    "sharded_parameter": Private(
+        "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam", _IMAGINE
+    ),
     "subclasses": Private("torch._subclasses:", _IMAGINE),
     "tree_iter": Private("torch.utils._pytree:tree_iter", _IMAGINE),
     "tree_map": Private("torch.utils._pytree:tree_map", _IMAGINE),
@@ -171,6 +183,7 @@ MEMBERS = (
     Private("torch.library:Library._destroy", _IMAGINE),
     Private("torch.nn:Module._apply", _IMAGINE),
     Private("torch.nn.init:_no_grad_trunc_normal_", _IMAGINE),
+    Private("torch._C:_conv_determine_backend_memory_format", _IMAGINE),
     Private("torch._subclasses.fake_tensor:init_gpu_context", _IMAGINE),
     Private("torch:ops.aten.add.Tensor._op_dk", _IMAGINE),
     Private("torch:ops.aten.add.Tensor._schema", "trace(cost=True)"),

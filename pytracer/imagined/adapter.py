@@ -33,7 +33,9 @@ from pytracer.imagined import (
     convolutions,
     ctc,
     doubts,
+    frameworks,
     kernels,
+    lazy,
     loaders,
     losses,
     ranks,
@@ -44,19 +46,19 @@ from pytracer.imagined import (
 from pytracer.imagined.known import GUESS, Known
 from pytracer.imagined.patches import listed, replaced
 from pytracer.imagined.shelf import Shelf
-from pytracer.imagined.standins import Reads, is_asked_by, where
+from pytracer.imagined.standins import WRAPPERS, Reads, is_asked_by, stand_in, where
 
 CPU = "cpu"
 aten = torch.ops.aten
 _RUNS_BACKWARD = private_torch.backward_runner.__code__
-_WRAPPERS = ("eval_frame.py", "_compile.py")  # torch's own frames around a mode
 _COMPOSITE = private_torch.dispatch_keys.CompositeImplicitAutograd
 _COMPOSED = private_torch.dispatch_keys.CompositeExplicitAutograd
 _READS_A_NUMBER = aten._local_scalar_dense.default
 _COPIES = frozenset((aten._to_copy.default, aten.copy_.default))
 _TAKES_A_STORAGE = frozenset((aten.set_.source_Storage, aten.set_.source_Storage_storage_offset))
 _STEP = "Optimizer.step#"
-_VALIDATES = torch.distributions.distribution.__file__  # raises unless what it got is valid
+# Files whose questions have the answer yes: raises unless what it got is valid, ends unless it may go on.
+_YES = (torch.distributions.distribution.__file__, frameworks.LBFGS)
 # The engine and its nodes do these in place, but not where a dispatch mode is there.
 _IN_PLACE = frozenset(
     (
@@ -210,6 +212,8 @@ class _Mode(FakeTensorMode):
 class _Watching(TorchDispatchMode):
     """Sees the result of every operator, above the fake tensors' own mode."""
 
+    supports_higher_order_operators = True
+
     def __init__(
         self,
         mode: _Mode,
@@ -240,6 +244,11 @@ class _Watching(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         given = kwargs or {}
+        if func.namespace == "prim":  # a question about a tensor
+            return func(*args, **given)
+        if isinstance(func, private_torch.higher_order):
+            with self:
+                return kernels.of_operators(func)(*args, **given)
         if not all(issubclass(one, FakeTensor) for one in types):
             self._doubts.given((args, given))
             return NotImplemented  # it does the operator by other operators, as DTensor does
@@ -274,6 +283,7 @@ class _Watching(TorchDispatchMode):
             result = self._of_known_values(func, args, given, problem)
         except UnsupportedOperatorException:
             result = kernels.in_place(func, args, given)
+        kernels.check_layout(func, result)
         if self._is_card and func in scratch.IN_ROWS:
             result = tree_map(scratch.in_rows, result)
         losses.keep(func, args, result)
@@ -313,7 +323,7 @@ class _Watching(TorchDispatchMode):
             with self._mode.making():
                 return tree_map(lambda one: _empty_like(one, device), result)
         if func is _READS_A_NUMBER:
-            return _stand_in(args[0])
+            return stand_in(args[0])
         result = self._sizes.result_of(func, args)
         if result is not None:
             return result
@@ -373,15 +383,9 @@ def _is_of_the_engine() -> bool:
     if private_torch.backward_pass_number() == -1 or torch.is_grad_enabled():
         return False
     frame: Any = sys._getframe(2)  # the operator's caller
-    while frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS):
+    while frame is not None and frame.f_code.co_filename.endswith(WRAPPERS):
         frame = frame.f_back
     return frame is not None and frame.f_code is _RUNS_BACKWARD
-
-
-def _stand_in(tensor: torch.Tensor) -> Any:
-    if tensor.dtype == torch.bool:
-        return bool(GUESS)
-    return float(GUESS) if tensor.dtype.is_floating_point else GUESS
 
 
 # ---------------------------------------------------------------- patches of torch
@@ -411,6 +415,8 @@ def _patches(
     yield replaced(torch, "load", checkpoints.loading(torch.load, back))
     for owner, name, packing in recurrent.patches():
         yield replaced(owner, name, packing)
+    for kind in lazy.KINDS:
+        yield replaced(kind, "__new__", lazy.make)
     yield replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated)
     yield replaced(torch.nn.Module, "_apply", _apply(torch.nn.Module._apply))
     for name, method in _methods(reads, known, shelf).items():
@@ -447,6 +453,8 @@ def _methods(reads: Reads, known: Known, shelf: Shelf) -> dict[str, Any]:
         real = value_of(self)
         if real is not None:
             value = _of_real(torch.Tensor.item, real)
+            if known.is_assumed(self):
+                reads.number(type(value))
             return reads.number(type(value), value) if known.is_guess(self) else value
         if self.numel() != 1:
             raise RuntimeError(
@@ -464,10 +472,10 @@ def _methods(reads: Reads, known: Known, shelf: Shelf) -> dict[str, Any]:
         return [tolist(row) for row in self.unbind(0)]
 
     def truth(self: torch.Tensor) -> bool:
-        if is_asked_by(_VALIDATES):
-            reads.number(bool)
-            return True
         real = None if known.is_guess(self) else value_of(self)
+        if real is None and is_asked_by(*_YES):
+            reads.assumes()
+            return True
         if real is not None and known.is_assumed(self):
             reads.number(bool)
         return bool(_of_real(torch.Tensor.item, real)) if real is not None else reads.decide()
@@ -560,7 +568,9 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
             if parameter.grad is not None:
                 _become(parameter.grad, fn)
         for name, buffer in self._buffers.items():
-            if buffer is not None:
+            if buffer is not None and lazy.is_lazy(buffer):
+                _become(buffer, fn)
+            elif buffer is not None:
                 self._buffers[name] = fn(buffer)
         return self
 

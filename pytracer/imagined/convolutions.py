@@ -13,13 +13,16 @@ Of torch, these are ConvShared.cpp, Conv_v8.cpp and Convolution.cpp. Without cuD
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from pytracer.basics import private_torch
 from pytracer.imagined import cudnn, persistent
 from pytracer.imagined.cards import Card
+from pytracer.imagined.patches import replaced
 from pytracer.imagined.scratch import SMALL, Scratch, aten
 
 _CHANNELS = 8
@@ -276,6 +279,30 @@ def _padded(tensor: Any) -> int:
 
 
 # ---------------------------------------------------------------- what torch asks
+
+
+def placed() -> AbstractContextManager[Any]:
+    """Has torch's fake kernels lay results out as cuDNN does. A torch for the CPU knows of none."""
+    if torch.backends.cuda.is_built():
+        return nullcontext()
+    return replaced(private_torch.bindings, "_conv_determine_backend_memory_format", _layout)
+
+
+def _layout(x: Any, w: Any, backend: Any) -> torch.memory_format:
+    """By `cudnn_conv_suggest_memory_format` of native/ConvUtils.h. Without cuDNN the rows come last."""
+    last = _LAST.get(w.dim())
+    given = ((one.shape, one.stride()) for one in (x, w))
+    if (
+        last is None
+        or not torch.backends.cudnn.enabled
+        or torch.double in (x.dtype, w.dtype)
+        or not any(_has_channels_last(*one) for one in given)
+    ):
+        return torch.contiguous_format
+    return last
+
+
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the dimensions of the weight
 
 
 def _problem(operation: str, tensors: Any, how: Any, groups: int, copied: str) -> Problem | None:

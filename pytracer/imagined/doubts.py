@@ -32,13 +32,13 @@ _BOOKKEEPING = (
     "_refs/",
     "_subclasses/",
     "distributed/tensor/_op_schema.py",
-    "distributed/tensor/_ops/",
     "distributed/tensor/_sharding_prop.py",
     "export/",
     "fx/experimental/",
     "fx/passes/",
 )
-_WRAPPERS = ("_dynamo/eval_frame.py", "_dynamo/external_utils.py")
+# They run the operators that the program asked for.
+_WRAPPERS = ("_dynamo/eval_frame.py", "_dynamo/external_utils.py", "_prims/rng_prims.py")
 _SHARDED = "torch.distributed.tensor"  # the module of the class of sharded tensors
 
 

@@ -19,7 +19,7 @@ import torch
 
 from pytracer import errors
 from pytracer.basics import private_torch
-from pytracer.imagined import attention, ctc, recurrent, scratch, shapes
+from pytracer.imagined import attention, batch_norms, ctc, recurrent, scratch, shapes
 from pytracer.imagined.standins import where
 
 aten = torch.ops.aten
@@ -95,6 +95,32 @@ def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return tuple(results) if len(results) > 1 else next(iter(results), None)
 
 
+def check_layout(func: Any, result: Any) -> None:
+    """Refuses a sparse tensor.
+
+    Raises:
+        errors.CannotImagine: how many numbers the result has depends on values.
+    """
+    if isinstance(result, torch.Tensor) and result.layout is not torch.strided:
+        raise errors.CannotImagine(
+            f"{where()}: {func} makes a sparse tensor, whose bytes depend on values; "
+            "imagine the program with a dense one"
+        )
+
+
+def of_operators(func: Any) -> Callable[..., Any]:
+    """What an operator does that is given others: it runs them, as it does on a device.
+
+    Raises:
+        errors.CannotImagine: torch does not say what it runs.
+    """
+    whole = func.py_kernels.get(private_torch.dispatch_keys.CompositeExplicitAutograd)
+    runs: Callable[..., Any] | None = whole or private_torch.higher_order_shapes.get(func)
+    if runs is None:
+        raise errors.CannotImagine(f"{where()}: {func} has no fake kernel")
+    return runs
+
+
 class Kernels:
     """Fake kernels for operators of torch's own."""
 
@@ -112,6 +138,10 @@ class Kernels:
 
         self._run: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: grouped}
         self._run |= {**ctc.kernels(wants), **attention.kernels(wants, operator)}
+        self._run |= batch_norms.kernels(wants)
+        self._run[aten.multi_margin_loss_backward.default] = lambda grad, x, *_: x.new_empty(
+            x.shape
+        )
         state = operator and scratch.of_dropout(operator.processors, operator.capability)
         self._run |= recurrent.kernels(wants, state) | shapes.kernels() | _waits()
 

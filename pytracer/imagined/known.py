@@ -77,7 +77,13 @@ _NEVER = frozenset(
     (aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default)
 )
 _ITSELF = {aten.eq.Tensor: True, aten.ne.Tensor: False}
-_INFINITE = {aten.eq.Scalar: False, aten.ne.Scalar: True}
+# What is true of any number beside an infinite one, by whether that is positive.
+_INFINITE: dict[Any, Callable[[bool], bool]] = {
+    aten.eq.Scalar: lambda above: False,
+    aten.ne.Scalar: lambda above: True,
+    **dict.fromkeys((aten.lt.Scalar, aten.le.Scalar), lambda above: above),
+    **dict.fromkeys((aten.gt.Scalar, aten.ge.Scalar), lambda above: not above),
+}
 # What follows where all elements are the same truth.
 _OF_ONE: dict[Any, Callable[[bool], bool]] = {
     **dict.fromkeys((aten.all.default, aten.all.dim, aten.any.default, aten.any.dim), bool),
@@ -144,7 +150,7 @@ class Known:
         return self._guesses.get(tensor.untyped_storage()) is _GUESSED
 
     def is_assumed(self, tensor: Any) -> bool:
-        """Whether the values follow from the assumption that no random word is a special one."""
+        """Whether they follow from an assumption: no random word is special, ranks have equal values."""
         return self._guesses.get(tensor.untyped_storage()) is _ASSUMED
 
     def value_of(self, tensor: Any) -> torch.Tensor | None:
@@ -234,6 +240,17 @@ class Known:
                     copies = value.reshape(-1).repeat(one.numel() // max(value.numel(), 1))
                     self._mirror(one, copies.reshape(one.shape))
 
+    def change(self, tensors: list[Any], how: Callable[[Any], Any]) -> None:
+        """Changes values in place, as other ranks do that have the same."""
+        for one in tensors:
+            value = self.value_of(one)
+            if value is None or self.is_guess(one):
+                self.forget([one])
+                continue
+            with without_modes(), torch.no_grad():
+                value.copy_(how(value))
+            self._guesses[one.untyped_storage()] = _ASSUMED
+
     def ground(self, tensor: Any, values: torch.Tensor) -> None:
         """Gives memory with these values to a new tensor on the host."""
         with self.grounding():
@@ -305,7 +322,7 @@ class Known:
         if func in _NEVER:
             return False
         if func in _INFINITE and isinstance(args[1], float) and math.isinf(args[1]):
-            return _INFINITE[func]
+            return _INFINITE[func](args[1] > 0)
         if func in _ITSELF and args[0] is args[1]:
             return _ITSELF[func]
         given = [
@@ -345,7 +362,7 @@ class Known:
     def _pass_on_guesses(self, func: Any, args: Any, kwargs: Any, fresh: list[Any]) -> None:
         given = [one for one in tree_iter((args, kwargs)) if self._is_fake(one)]
         kinds = {self._guesses.get(one.untyped_storage()) for one in given}
-        if kinds == {None}:
+        if kinds <= {None}:
             return
         kind = _GUESSED if _GUESSED in kinds else _ASSUMED
         written = given if func._schema.is_mutable else []

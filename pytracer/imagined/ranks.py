@@ -112,6 +112,8 @@ def collective(func: Any, args: tuple[Any, ...], known: Known, job: Job) -> Any:
         given = _tensors(args[1])
         _like_nccl(func, outputs, given)
         known.repeat(outputs, given)
+    elif func is c10d.allreduce_.default and (combine := _combination(*args[1:3])):
+        known.change(outputs, combine)
     elif func not in _KEEP_VALUES:
         known.forget(outputs)
     kinds = [str(one.type) for one in func._schema.returns]
@@ -124,6 +126,20 @@ def collective(func: Any, args: tuple[Any, ...], known: Known, job: Job) -> Any:
 _GATHERS = frozenset((c10d.allgather_.default, c10d._allgather_base_.default))
 _POINT_TO_POINT = frozenset((c10d.send.default, c10d.recv_.default, c10d.recv_any_source_.default))
 _KEEP_VALUES = frozenset((c10d.broadcast_.default, c10d.send.default, c10d.barrier.default))
+
+
+def _combination(group: Any, operation: Any) -> Callable[[Any], Any] | None:
+    """What becomes of a value that each rank has, if it is known."""
+    ranks = dist.ProcessGroup.unbox(group).size()
+    kinds: Any = dist.ReduceOp.RedOpType
+    combinations: dict[Any, Callable[[Any], Any]] = {
+        kinds.SUM: lambda value: value * ranks,
+        kinds.PRODUCT: lambda value: value**ranks,
+        **dict.fromkeys(
+            (kinds.AVG, kinds.MIN, kinds.MAX, kinds.BAND, kinds.BOR), lambda value: value
+        ),
+    }
+    return combinations.get(kinds(operation.op()))
 
 
 def _tensors(value: Any) -> list[Any]:
@@ -194,7 +210,7 @@ def _noted(make: Callable[..., None], job: Job) -> Callable[..., None]:
     def init(self: Any, *args: Any, **options: Any) -> None:
         make(self, *args, **options)
         names = self.mesh_dim_names
-        mesh = {"shape": list(self.mesh.shape), "names": list(names) if names else None}
+        mesh = {"shape": list(self.shape), "names": list(names) if names else None}
         if mesh not in job.meshes:
             job.meshes.append(mesh)
 

@@ -33,7 +33,7 @@ from pytracer.imagined import (
 )
 from pytracer.imagined.adapter import CPU, Fakes, is_fake
 from pytracer.imagined.cards import Card, find
-from pytracer.imagined.convolutions import Convolutions
+from pytracer.imagined.convolutions import Convolutions, placed
 from pytracer.imagined.doubts import Doubts
 from pytracer.imagined.patches import replaced
 from pytracer.imagined.ranks import Job
@@ -207,6 +207,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         stack.callback(library._destroy)
         recurrent.place(library, is_fake)
         kernels.place(library)
+        stack.enter_context(placed())
         self._scratch = scratch.Taken(device)
         self._job.shelf.hold = device.hold
         self._workspaces = Workspaces(self.card, device)

@@ -59,6 +59,13 @@ class Reads:
         )
 
 
+def stand_in(tensor: Any) -> Any:
+    """For the one number that the tensor holds, where torch itself reads it."""
+    if tensor.dtype.is_floating_point:
+        return float(GUESS)
+    return bool(GUESS) if str(tensor.dtype) == "torch.bool" else GUESS
+
+
 def where() -> str:
     """The innermost line of the program, outside torch, pytracer and installed libraries."""
     frame: FrameType | None = sys._getframe(1)
@@ -83,6 +90,7 @@ def _shown(file: str) -> str:
 
 _TORCH = str(Path(sys.modules["torch"].__file__ or "").parent) if "torch" in sys.modules else "?"
 _OURS = str(Path(__file__).parents[1])
+WRAPPERS = ("eval_frame.py", "_compile.py")  # torch's own frames around a mode
 _PYTHONS = sysconfig.get_path("stdlib")
 
 
@@ -95,16 +103,20 @@ def _is_torchs_own(frame: FrameType | None) -> bool:
     return _asker(frame).startswith(_TORCH)
 
 
-def is_asked_by(file: str) -> bool:
-    """Whether code of this file asks for a value."""
-    return _asker(sys._getframe(1)) == file
+def is_asked_by(*files: str) -> bool:
+    """Whether code of one of these files asks for a value."""
+    return _asker(sys._getframe(1)) in files
 
 
 def _asker(frame: FrameType | None) -> str:
     """The file whose code asks us; "" for none."""
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and _is_between(frame.f_code.co_filename):
         frame = frame.f_back
     return "" if frame is None else frame.f_code.co_filename
+
+
+def _is_between(file: str) -> bool:
+    return file.startswith(_OURS) or file.endswith(WRAPPERS)
 
 
 # The reads of the imagined run that is going on, if any.
