@@ -228,6 +228,7 @@ class Labels:
     def meet_optimizer(self, optimizer: Any) -> None:
         """Watches an optimizer that is about to step. Its parameters may belong to no module."""
         entry = self._optimizer(optimizer)
+        entry.has_stepped = True
         entry.watch_parameters(self)
         entry.label_state_of_old(self)
         for around in _optimizers_around(optimizer, sys._getframe(1)):
@@ -260,8 +261,9 @@ class Labels:
         return names
 
     def unstepped(self) -> list[str]:
-        """Returns the names of parameters with a gradient that no known optimizer has."""
-        stepped = {id(parameter) for one in self._optimizers for parameter in one.parameters()}
+        """Returns the names of parameters with a gradient that no optimizer has stepped."""
+        steps = (one for one in self._optimizers if one.has_stepped)
+        stepped = {id(parameter) for one in steps for parameter in one.parameters()}
         if not stepped or not C.status()["may_read_gradients"]:
             return []
         left = (one for one in parameters_of(self._living_roots()) if id(one) not in stepped)
@@ -374,6 +376,8 @@ class _Optimizer:
         self.reference = weakref.ref(optimizer)
         self._group_sizes: list[int] = []
         self._old_state_known = False
+        # Only torch's own optimizers tell of their steps.
+        self.has_stepped = not is_a(optimizer, torch.optim.Optimizer)
 
     def parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self._groups() for parameter in group["params"]]

@@ -215,7 +215,7 @@ class Meta(NamedTuple):
     ddp_hooked: tuple[int, ...]  # those that a communication hook gets
     roots: Roots
     frozen_modules: frozenset[str]
-    unstepped: frozenset[str]  # parameters with a gradient that no optimizer has
+    unstepped: frozenset[str]  # parameters with a gradient that no optimizer has stepped
     renamed: Mapping[str, str]
     device_memory: DeviceMemory
     phase_times: PhaseTimes

@@ -258,7 +258,9 @@ def _swollen(now: Situation, turns: "_Turns", own: Mask, amount: int) -> Finding
         f"Memory grows by {size_text(amount)} per {turns.word}: "
         f"{f'`{keeper.name}`' if keeper else 'a tensor'} made at {at} is made anew in each, and larger{keeper.way}"
     )
-    change = "write into a buffer made once, or keep a list of small results on the CPU"
+    change = (
+        "put a number of each into a list, x.mean().item(), or write into a buffer with a bound"
+    )
     there = now.bytes(own & now.alive)
     more = max(there - amount, 0)
     proof, edit = Proof(own, now.position, None), Edit(own, share=amount / max(there, 1))
@@ -280,7 +282,7 @@ def _growth(now: Situation, turns: "_Turns", leak: _Leak) -> Finding:
     evidence += leak.keeper.way or _search_cut(now)
     earlier = leak.alike & (turns.of_allocation < turns.at(now.position)) & now.alive
     proof = Proof(leak.own, turns.last, leak.unit.turns)
-    change, there = _instead_of_keeping(now, leak.keeper), now.bytes(earlier)
+    change, there = _instead_of_keeping(now, leak), now.bytes(earlier)
     edit = Edit(leak.alike, end=turns.over(now.trace))
     return Finding("growth", leak.each, there, line, module, evidence, change, proof, edit)
 
@@ -295,7 +297,7 @@ def _results(now: Situation, turns: "_Turns", leak: _Leak) -> Finding:
         f"When the trace ended, {by} {size_text(now.bytes(at_the_end))} that {calls} calls had made"
         f"{leak.keeper.way}"
     )
-    change, there = _instead_of_keeping(now, leak.keeper), leak.alike & now.alive
+    change, there = _instead_of_keeping(now, leak), leak.alike & now.alive
     return replace(now.finding("kept", at_the_end, evidence, change), at_peak=now.bytes(there))
 
 
@@ -304,7 +306,8 @@ def _search_cut(now: Situation) -> str:
     return f" (the search for what keeps it ended {cut})" if cut else ""
 
 
-def _instead_of_keeping(now: Situation, keeper: Keeper) -> str:
+def _instead_of_keeping(now: Situation, leak: _Leak) -> str:
+    keeper = leak.keeper
     for link, change in _OF_CYCLES if keeper.path.startswith(_CYCLE) else _CURES:
         if link in keeper.path:
             return change.replace("{}", keeper.name)
@@ -312,16 +315,18 @@ def _instead_of_keeping(now: Situation, keeper: Keeper) -> str:
         return f"use one `{keeper.name}` again, and do not make another in each step"
     # Detaching a graph's output frees the graph; a tensor alone stays, detached or not. After a
     # backward the graph has freed its saved tensors.
+    calls = outermost(now.trace)
     trains = bool((scopes.tree(now.trace).kind == BACKWARD).any())
-    may_have = not trains and bool(outermost(now.trace).with_grad.any())
-    graph = keeper.has_graph if keeper else may_have
+    graph = keeper.has_graph if keeper else not trains and bool(calls.with_grad.any())
     instead = "x.detach() (keeps x, not its graph)" if graph else "x.mean().item()"
     change = f"keep a number, not a tensor: loss.item(), or {instead}"
     if keeper:
         change = f"put numbers into `{keeper.name}`, not tensors: loss.item(), or {instead}"
     if not graph:
         change += "; tensors that are needed (predictions, a replay buffer) need a bound"
-    if graph and not trains:
+    made_in = calls.of_scope[allocations(now.trace).scope[leak.own]]
+    made_in = made_in[made_in >= 0]
+    if graph and not (calls.went_back[made_in].any() if len(made_in) else trains):
         change += "; where nothing is trained, `with torch.no_grad():`"
     return change
 
