@@ -406,3 +406,104 @@ def a_teacher_that_is_not_frozen(mended: bool) -> trace:
         for x in work.steps(STEPS):
             work.learn((work.model(x) - teacher(x)).square().mean())
     return t
+
+
+# -------------------------------------------------------------------------- what an optimizer has
+
+
+def fused(*models: nn.Module) -> torch.optim.Optimizer:
+    parameters = [p for model in models for p in model.parameters()]
+    return torch.optim.AdamW(parameters, fused=True)
+
+
+@sick("left_behind", "optimizer` keeps them", "make a new optimizer")
+def a_head_that_was_replaced(mended: bool) -> trace:
+    work = Work()
+    optimizer = work.optimizer = fused(work.model)
+    with work.traced() as t:
+        for epoch in range(2):
+            for x in work.steps(3):
+                work.loss(work.model(x)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            if epoch == 0:
+                work.model[4] = nn.Linear(256, WIDTH)
+                if mended:
+                    optimizer = work.optimizer = fused(work.model)
+                else:
+                    optimizer.add_param_group({"params": work.model[4].parameters()})
+    return t
+
+
+@sick("left_behind", "`scheduler.optimizer` keeps them", "drop the old one")
+def a_scheduler_of_a_model_that_is_gone(mended: bool) -> trace:
+    scheduler = None
+    with trace(stacks=True, devices="cpu", table=False) as t:
+        for _fold in range(2):
+            model = nn.Sequential(nn.Linear(WIDTH, 512), nn.Tanh(), nn.Linear(512, WIDTH))
+            optimizer = fused(model)
+            scheduler = StepLR(optimizer, 2) if mended or scheduler is None else scheduler
+            for _ in range(4):
+                model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return t
+
+
+@sick("hint", "gradients of `decoder`", "zero_grad(set_to_none=True) of its optimizer")
+def one_of_two_optimizers_that_drops_gradients(mended: bool) -> trace:
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Linear(WIDTH, 1024), nn.ReLU())
+    decoder = nn.Linear(1024, 1024)
+    first, second = fused(encoder), fused(decoder)
+    with trace(encoder, decoder, first, second, stacks=True, devices="cpu", table=False) as t:
+        for _ in range(STEPS):
+            decoder(encoder(torch.randn(1024, WIDTH))).exp().mean().backward()
+            for optimizer in (first, second):
+                optimizer.step()
+            first.zero_grad()
+            if mended:
+                second.zero_grad()
+    return t
+
+
+@sick("hint", "gradients of `decoder`", "decoder.requires_grad_(False)")
+def an_optimizer_that_never_steps(mended: bool) -> trace:
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Linear(WIDTH, 1024), nn.ReLU())
+    decoder = nn.Linear(1024, 1024).requires_grad_(not mended)
+    first, second = fused(encoder), fused(decoder)
+    with trace(encoder, decoder, first, second, stacks=True, devices="cpu", table=False) as t:
+        for _ in range(STEPS):
+            decoder(encoder(torch.randn(ROWS, WIDTH))).square().mean().backward()
+            first.step()
+            first.zero_grad()
+    return t
+
+
+# -------------------------------------------------------------------------- graphs and shapes
+
+
+@sick("retained", "`loss` keeps its graph", "without retain_graph=True")
+def a_graph_that_backward_retains(mended: bool) -> trace:
+    work = Work()
+    with work.traced() as t:
+        for x in work.steps(STEPS):
+            loss = work.loss(work.model(x.repeat(8, 1)))
+            loss.backward(retain_graph=not mended)
+            work.optimizer.step()
+            work.optimizer.zero_grad()
+    return t
+
+
+@sick("growth", "`masks` keeps", "masks -> dict[", "bound")
+def a_cache_by_shape(mended: bool) -> trace:
+    work, masks = Work(), dict[int, Tensor]()
+    with work.traced() as t:
+        for rows in (100, 64, 180, 90, 128, 201, 77, 150, 110, 99, 131):
+            if mended:
+                masks.clear()
+            if rows not in masks:
+                masks[rows] = torch.ones(rows, rows).tril()  # here
+            work.learn(work.loss(masks[rows] @ work.model(torch.randn(rows, WIDTH))))
+    return t

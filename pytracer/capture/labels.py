@@ -66,6 +66,7 @@ class Labels:
         self._bucket_sizes: set[int] = set()  # of DistributedDataParallel
         self.hooked_buckets: set[int] = set()  # sizes of those that a communication hook gets
         self._parameter_names: dict[int, str] = {}
+        self._of_modules: dict[int, weakref.ref[torch.Tensor]] = {}  # parameters that modules had
         # Names of parameters that no known module has, with the parameters' ids.
         self._group_names: dict[str, int] = {}
         # Optimizers may step before a module is called. Labels made by then keep the name of an
@@ -155,6 +156,7 @@ class Labels:
                 if parameter is not None and (C.is_parameter(parameter) or _stands_in(parameter)):
                     self._has_16_bits |= parameter.dtype in _16_BITS
                     path_to = ("_parameters", key)
+                    self._of_modules[id(parameter)] = weakref.ref(parameter)
                     self._watch(parameter, module, path_to, "parameter", where + key)
             for key, buffer in C.items_of(attributes.get("_buffers")):
                 if buffer is not None:
@@ -270,6 +272,22 @@ class Labels:
         with_gradient = [one for one in left if C.gradient_of(one) is not None]
         return [*dict.fromkeys(map(self.parameter_name, with_gradient))]
 
+    def left_behind(self) -> list[int]:
+        """Returns addresses of weights, and of their state, that an optimizer has and no model any more.
+
+        A model had them, and they have no gradient: no step uses them.
+        """
+        if not C.status()["may_read_gradients"]:
+            return []
+        owned = {id(parameter) for parameter in parameters_of(self._living_roots())}
+        tensors: list[torch.Tensor] = []
+        for one in self._optimizers:
+            for parameter, entry in one.entries():
+                had = self._of_modules.get(id(parameter), lambda: None)() is parameter
+                if had and id(parameter) not in owned and C.gradient_of(parameter) is None:
+                    tensors += [parameter, *(tensor for _, tensor in named_tensors(entry))]
+        return sorted({address for tensor in tensors if (address := C.memory_of(tensor)[0])})
+
     def _label(self, optimizers: Iterable["_Optimizer"]) -> None:
         self.label_workspaces()
         self._watched.label()
@@ -381,6 +399,13 @@ class _Optimizer:
 
     def parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self._groups() for parameter in group["params"]]
+
+    def entries(self) -> list[tuple[torch.Tensor, Any]]:
+        """Returns the parameters with their states."""
+        state = {
+            id(parameter): entry for parameter, entry in C.items_of(_state_of(self.reference()))
+        }
+        return [(parameter, state.get(id(parameter))) for parameter in self.parameters()]
 
     def _groups(self) -> list[dict[str, Any]]:
         """Returns the parameter groups. A wrapper of an optimizer is asked for its attribute."""

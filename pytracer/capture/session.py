@@ -133,6 +133,7 @@ class Session:
             "roots": {},
             "frozen_modules": [],
             "unstepped": [],
+            "left_behind": [],
             "renamed": {},
             "variables": [],
         }
@@ -259,6 +260,7 @@ class Session:
             "roots": labels.root_names,
             "frozen_modules": C.quietly(labels.frozen_modules) or [],
             "unstepped": C.quietly(labels.unstepped) or [],
+            "left_behind": C.quietly(labels.left_behind) or [],
             "renamed": labels.renamed,
         }
         self._learn_about_job()

@@ -11,7 +11,7 @@ import numpy as np
 
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
 from pytracer.analysis.answers import keepers
-from pytracer.analysis.answers.edits import Edit
+from pytracer.analysis.answers.edits import Edit, peak_after
 from pytracer.analysis.answers.growth import growing
 from pytracer.analysis.answers.held import held, never_read
 from pytracer.analysis.answers.outer_calls import (
@@ -20,8 +20,9 @@ from pytracer.analysis.answers.outer_calls import (
     in_vain_of,
     outermost,
 )
+from pytracer.analysis.answers.retained import retained
 from pytracer.analysis.answers.situation import Finding, Proof, Situation, at_peak
-from pytracer.analysis.answers.staying import until_made_again
+from pytracer.analysis.answers.staying import left_behind, until_made_again
 from pytracer.analysis.facts import lines, owners, phases, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import BACKWARD, NEVER
@@ -192,6 +193,11 @@ def late_zero_grad(now: Situation, rest: Mask) -> Iterator[Finding]:
         # They outlive this step, too: zero_grad() fills them with zeros.
         change += " as optimizer.zero_grad(set_to_none=True), which drops them,"
         edit = replace(edit, end=None, gone=until_made_again(now.trace))
+    there = now.bytes(now.alive)
+    if there == usage.peak(now.trace, now.device).bytes:  # and not where memory ran out below it
+        saved = there - peak_after(now.trace, now.device, [edit])
+        if saved < _WORTH * there:
+            return  # a backward is as high
     yield Finding(
         "late_zero_grad",
         amount,
@@ -233,6 +239,8 @@ RULES: tuple[Callable[[Situation, Mask], Iterator[Finding]], ...] = (
     evaluation,
     held,
     never_read,
+    retained,
+    left_behind,
     late_zero_grad,
 )
 

@@ -74,8 +74,8 @@ def kept_results(now: Situation) -> list[Finding]:
     turns = _equal_calls(now)
     rows = [_results(now, turns, leak) for leak in _leaks(now, turns)] if turns else []
     _, leaks = _of_steps(now.trace, now.device)
-    filling = [leak for leak in leaks if leak.keeper.bound]
-    rows += [_filling(now, leak) for leak in filling]
+    rows += [_filling(now, leak) for leak in leaks if leak.keeper.bound]
+    rows += [_models(now, leak) for leak in leaks if _is_of_models(now, leak)]
     return [row for row in rows if row.bytes > 0]
 
 
@@ -83,6 +83,24 @@ def _filling(now: Situation, leak: "_Leak") -> Finding:
     evidence = (
         f"`{leak.keeper.name}` still fills, by {size_text(leak.each)} per {leak.unit.word}: it may hold "
         f"{leak.keeper.bound:,} items"
+    )
+    return now.finding("kept", leak.alike & (allocations(now.trace).end < 0), evidence, "")
+
+
+def _is_of_models(now: Situation, leak: "_Leak") -> bool:
+    """Whether it is weights that were trained, as those of the models of an ensemble are."""
+    alloc = allocations(now.trace)
+    gradients = (alloc.category == CATEGORY["gradients"]) & (alloc.label != 0)
+    names = sanitized.labels(now.trace).name
+    trained = np.isin(names[alloc.label], np.unique(names[alloc.label[gradients]]))
+    weights = leak.own & (alloc.category == CATEGORY["weights"]) & (alloc.label != 0) & trained
+    return 2 * now.bytes(weights) > now.bytes(leak.own)
+
+
+def _models(now: Situation, leak: "_Leak") -> Finding:
+    evidence = (
+        f"`{leak.keeper.name}` keeps models, {size_text(leak.each)} per {leak.unit.word}"
+        f"{leak.keeper.way}: later steps may need them"
     )
     return now.finding("kept", leak.alike & (allocations(now.trace).end < 0), evidence, "")
 
@@ -123,6 +141,8 @@ def growing(now: Situation) -> Iterator[Growing]:
     for leak in leaks:
         if leak.keeper.bound or _OWN_WEIGHTS.search(leak.keeper.path):
             continue  # it may be far from full, and grow no more; or a program builds its model
+        if _is_of_models(now, leak):
+            continue
         yield Growing(_growth(now, turns, leak), leak.alike)
     yield from _swelling(now, turns)
 

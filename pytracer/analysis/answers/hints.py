@@ -398,7 +398,8 @@ def _copied_into_buckets(trace: Trace) -> Edit:
 def _unused(now: _Situation) -> Iterator[Hint]:
     """Gradients that no step uses, or that one uses and nothing drops."""
     for one in _as_hints(staying.gradients(now.moment), FREE):
-        yield replace(one, price="none; it is faster", numbers=_SAME)
+        used = "zero_grad" in one.text  # they may have been added up
+        yield replace(one, price="none; it is faster", numbers=OTHER_NUMBERS if used else _SAME)
 
 
 # ---------------------------------------------------------------- savings at a price

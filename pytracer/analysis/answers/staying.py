@@ -1,4 +1,4 @@
-"""Gradients that stay from step to step, while a program drops others in each step."""
+"""Gradients that stay while others are dropped, and weights that stay while their model is gone."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.analysis.answers.edits import Edit
+from pytracer.analysis.answers.edits import Edit, peak_after
 from pytracer.analysis.answers.keepers import keeper_of, kinds
 from pytracer.analysis.answers.outer_calls import ends_without_grad, outermost
 from pytracer.analysis.answers.situation import Finding, Situation
@@ -19,6 +19,7 @@ from pytracer.data import meta, sanitized
 from pytracer.data.recorded import Trace
 from pytracer.data.schema import CATEGORY, OWNED, ROLE, U64, Mask
 
+_GONE_FOR = 2  # steps that did without them
 _LONG_LIVED = 3  # steps: nothing drops gradients that live so long
 _NUMBER = re.compile(r"\.(\d+)(?=\.|$)")
 
@@ -85,6 +86,43 @@ def _frozen(now: Situation, without: Mask) -> Edit:
     end = np.minimum(end, np.where(kept & (node != 0), np.uint64(0), NEVER))
     end = np.minimum(end, np.where(forward, ends_without_grad(trace, forward), NEVER))
     return Edit(without | kept, end=end)
+
+
+def left_behind(now: Situation, rest: Mask) -> Iterator[Finding]:
+    """Weights of replaced layers or models, and their state, which only an optimizer keeps."""
+    alloc, (made, _) = allocations(now.trace), _life(now.trace)
+    addresses = np.array([*meta.of(now.trace).left_behind], np.uint64)
+    own = (alloc.completed < 0) & np.isin(alloc.address, addresses) & rest
+    if not own.any():
+        return
+    name = sanitized.labels(now.trace).name[alloc.label]
+    weights = (alloc.category == CATEGORY["weights"]) & (name != 0)
+    gradients = (alloc.category == CATEGORY["gradients"]) & (name != 0)
+    since = np.full(len(own), NEVER)
+    for each in np.unique(name[own]).tolist():
+        there = np.flatnonzero(own & (name == each))
+        # Its successor was made, or else its last gradient.
+        others = np.append(np.sort(made[weights & (name == each)]), NEVER)
+        last = made[gradients & (name == each)].max(initial=0) or NEVER
+        later = others[np.searchsorted(others[:-1], made[there], side="right")]
+        since[there] = np.where(later == NEVER, last, later)
+    ends = timelines.timeline(now.trace).step_ends
+    own &= (since != NEVER) & (len(ends) - np.searchsorted(ends, since) >= _GONE_FOR)
+    if not own.any():
+        return
+    keeper = keeper_of(now, own, np.arange(len(own), dtype=np.uint64)).name  # those alone
+    keeper = re.sub(r"\.(state|param_groups)$", "", keeper) or "an optimizer"
+    row = now.finding(
+        "left_behind",
+        own,
+        f"{size_text(now.bytes(own))} are weights that no model has any more, and their state: "
+        f"`{keeper}` keeps them",
+        "where layers or models are replaced, make a new optimizer, and drop the old one "
+        f"from `{keeper}`",
+    )
+    edit = Edit(own, end=since)
+    saved = now.bytes(now.alive) - peak_after(now.trace, now.device, [edit])
+    yield replace(row, at_peak=max(min(row.at_peak, saved), 0), edit=edit)
 
 
 def _module(now: Situation, which: Mask) -> str:
