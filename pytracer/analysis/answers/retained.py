@@ -10,7 +10,7 @@ from pytracer.analysis.answers.keepers import in_graphs_alone, keeper_of, kinds
 from pytracer.analysis.answers.situation import Finding, Situation
 from pytracer.analysis.facts import phases, scopes
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.scopes import NEVER, NODE
+from pytracer.analysis.facts.scopes import BACKWARD, NEVER, NODE
 from pytracer.basics.units import size_text
 from pytracer.data.recorded import Trace
 from pytracer.data.schema import CATEGORY, U64, Mask
@@ -23,7 +23,7 @@ def retained(now: Situation, rest: Mask) -> Iterator[Finding]:
     alloc, freed = allocations(now.trace), phases.moments(now.trace).freed_ticks
     over = _last_node(now.trace)
     alike = (alloc.category == CATEGORY["activations"]) & in_graphs_alone(now.trace) & rest
-    alike &= (over != 0) & (freed > over)
+    alike &= (over != 0) & (freed > _end_of_pass(now.trace, over))
     # What is there at the end may have another backward after the trace.
     which = now.alive & alike & (over < now.trace.events.ticks[now.position]) & (freed != NEVER)
     keeper = keeper_of(now, which, kinds(now.trace)) if which.any() else None
@@ -40,6 +40,16 @@ def retained(now: Situation, rest: Mask) -> Iterator[Finding]:
     edit = Edit(alike, end=over)
     saved = now.bytes(now.alive) - peak_after(now.trace, now.device, [edit])
     yield replace(row, at_peak=max(min(row.at_peak, saved), 0), edit=edit)
+
+
+def _end_of_pass(trace: Trace, ticks: U64) -> U64:
+    """When the backward pass ends that goes on at each of these times."""
+    tree = scopes.tree(trace)
+    passes = np.flatnonzero(tree.kind == BACKWARD)
+    passes = passes[np.argsort(tree.begin[passes])]
+    number = np.searchsorted(tree.begin[passes], ticks, side="right") - 1
+    end: U64 = np.append(tree.end[passes], NEVER)[number]
+    return end
 
 
 def _last_node(trace: Trace) -> U64:
