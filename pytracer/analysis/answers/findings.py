@@ -102,8 +102,10 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
     kept &= alloc.scope != last[made_in]
     in_vain[:-1] &= ~_skipped(now.trace, calls, in_vain[:-1], np.where(kept, made_in, -1))
     # But the graph of a loss may be all that keeps results, and what a loss makes outside of modules.
-    call = np.where(made_in >= 0, made_in, calls.before(moments.made_ticks))
-    following = np.append(calls.begin, NEVER)[call + 1]
+    # The next call reads inputs.
+    before = calls.before(moments.made_ticks) + (alloc.category == CATEGORY["inputs"])
+    call = np.where(made_in >= 0, made_in, before)
+    following = np.append(calls.begin, [NEVER, NEVER])[call + 1]
     by_losses = ~kept & keepers.in_graphs_alone(now.trace) & (freed > following) & (call >= 0)
     outlived = (kept | by_losses) & in_vain[call] & rest
     if not outlived.any():
