@@ -58,7 +58,7 @@ def penalties_with_the_graph_of_a_gradient(mended: bool) -> trace:
         for x in work.steps(STEPS):
             x.requires_grad_()
             score = work.model(x).square().sum()
-            (slope,) = torch.autograd.grad(score, x, create_graph=True)
+            (slope,) = torch.autograd.grad(score, x, create_graph=not mended)
             penalty = (slope.norm(dim=1) - 1).square().mean()
             penalties.append(penalty.item() if mended else penalty)
             work.learn(work.loss(work.model(x.detach())))

@@ -484,7 +484,7 @@ def an_optimizer_that_never_steps(mended: bool) -> trace:
 # -------------------------------------------------------------------------- graphs and shapes
 
 
-@sick("retained", "`loss` keeps its graph", "without retain_graph=True")
+@sick("retained", "`loss` keeps its graph", "leave out retain_graph=True")
 def a_graph_that_backward_retains(mended: bool) -> trace:
     work = Work()
     with work.traced() as t:

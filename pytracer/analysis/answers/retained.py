@@ -35,7 +35,8 @@ def retained(now: Situation, rest: Mask) -> Iterator[Finding]:
         which,
         f"{amount} of activations stay after their last backward: `{keeper.name}` keeps its graph"
         f"{keeper.way}",
-        f"call backward() without retain_graph=True where no other follows, or del {keeper.name}",
+        "leave out retain_graph=True and create_graph=True where no other backward follows, or del "
+        f"{keeper.name} and what else has its graph",
     )
     edit = Edit(alike, end=over)
     saved = now.bytes(now.alive) - peak_after(now.trace, now.device, [edit])
