@@ -1,5 +1,6 @@
 """Graphs that a backward left whole, as with retain_graph=True, and that no later one used."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,6 +16,9 @@ from pytracer.basics.units import size_text
 from pytracer.data.recorded import Trace
 from pytracer.data.schema import CATEGORY, U64, Mask
 
+# No closure, no attribute and no cycle: the file and line of a variable, and what it holds.
+_A_VARIABLE = re.compile(r"^(?:\S+ )?\w+(?: -> (?:list|tuple|dict\[[^]]*\]))* -> tensor -> grad_fn")
+
 
 def retained(now: Situation, rest: Mask) -> Iterator[Finding]:
     """What a variable's graph keeps after the last backward that needs it."""
@@ -27,8 +31,8 @@ def retained(now: Situation, rest: Mask) -> Iterator[Finding]:
     # What is there at the end may have another backward after the trace.
     which = now.alive & alike & (over < now.trace.events.ticks[now.position]) & (freed != NEVER)
     keeper = keeper_of(now, which, kinds(now.trace)) if which.any() else None
-    if not keeper or not keeper.has_graph:
-        return
+    if not keeper or not keeper.has_graph or not _A_VARIABLE.search(keeper.path):
+        return  # a hook, a module or a Function may run it again
     amount = size_text(now.bytes(which))
     row = now.finding(
         "retained",
