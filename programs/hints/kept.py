@@ -248,3 +248,68 @@ def features_in_a_hook_for_a_loss(_: Path) -> trace:
             work.optimizer.step()
             work.optimizer.zero_grad()
     return t
+
+
+@healthy
+def models_of_an_ensemble(_: Path) -> trace:
+    torch.manual_seed(0)
+    models = []
+    with trace(devices="cpu", stacks=True, table=False) as t:
+        for _fold in range(4):
+            model = nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Linear(256, WIDTH))
+            optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+            for _step in range(4):
+                model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            models.append(model.eval())
+        with torch.no_grad():
+            torch.stack([model(torch.randn(ROWS, WIDTH)) for model in models]).mean(0)
+    return t
+
+
+@healthy
+def steps_that_are_skipped(_: Path) -> trace:
+    """Their loss is not finite, and the program lets go of it."""
+    work = Work()
+    with work.traced() as t:
+        for step in range(12):
+            loss = work.model(torch.randn(ROWS, WIDTH)).square().mean()
+            if step in (4, 9):
+                del loss
+                continue
+            loss.backward()
+            work.optimizer.step()
+            work.optimizer.zero_grad()
+    return t
+
+
+@healthy
+def gradients_of_tasks_with_one_graph(_: Path) -> trace:
+    """All backward passes but the last retain it."""
+    work = Work()
+    with work.traced() as t:
+        for _step in range(6):
+            out = work.model(torch.randn(ROWS, WIDTH))
+            losses = [out[:, i::3].square().mean() for i in range(3)]
+            del out
+            while losses:
+                losses.pop().backward(retain_graph=len(losses) > 0)
+            work.optimizer.step()
+            work.optimizer.zero_grad()
+    return t
+
+
+@healthy
+def layers_that_are_replaced_with_their_optimizer(_: Path) -> trace:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Linear(256, WIDTH))
+    with trace(devices="cpu", stacks=True, table=False) as t:
+        for _stage in range(2):
+            model[2] = nn.Linear(256, WIDTH)
+            optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+            for _step in range(4):
+                model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return t

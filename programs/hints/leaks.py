@@ -16,23 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from programs.hints import sick as others
-from programs.hints.sick import ROWS, SICK, WIDTH, Sick, Work
+from programs.hints.sick import ROWS, SICK, WIDTH, Work, sick
 from pytracer import trace
 
 __all__ = ["SICK"]
 STEPS = 8
-_Run = Callable[[bool], trace]
-
-
-def leak(*words: str) -> Callable[[_Run], _Run]:
-    """Adds a program that leaks, and does not once it is mended. `words` name its way, too."""
-
-    def add(run: _Run) -> _Run:
-        leaks, mended = functools.partial(run, False), functools.partial(run, True)
-        SICK[run.__name__] = Sick(leaks, "growth", words, mended)
-        return run
-
-    return add
 
 
 def train(work: Work, keep: Callable[[Tensor], object]) -> trace:
@@ -48,20 +36,21 @@ def train(work: Work, keep: Callable[[Tensor], object]) -> trace:
 # -------------------------------------------------------------------------- graphs
 
 
-@leak("`total` keeps", "total -> tensor -> grad_fn -> saved tensor")
+@sick("growth", "`total` keeps", "total -> tensor -> grad_fn -> saved tensor", "torch.no_grad()")
 def a_sum_of_losses_that_are_not_trained_on(mended: bool) -> trace:
     work = Work()
     total = torch.zeros(())
     with work.traced() as t:
         for x in work.steps(STEPS):
             out = work.model(x)
-            extra = work.loss(work.model(x).exp())
-            total += extra.item() if mended else extra
-            work.learn(work.loss(out) + extra.detach() if not mended else work.loss(out) + extra)
+            with torch.set_grad_enabled(not mended):
+                extra = work.loss(work.model(x).exp())
+            total += extra
+            work.learn(work.loss(out) + extra.detach())
     return t
 
 
-@leak("`penalties` keeps", "penalties -> list -> tensor -> grad_fn -> saved tensor")
+@sick("growth", "`penalties` keeps", "penalties -> list -> tensor -> grad_fn -> saved tensor")
 def penalties_with_the_graph_of_a_gradient(mended: bool) -> trace:
     work, penalties = Work(), list[Any]()
     work.model.insert(1, nn.Tanh())
@@ -69,14 +58,14 @@ def penalties_with_the_graph_of_a_gradient(mended: bool) -> trace:
         for x in work.steps(STEPS):
             x.requires_grad_()
             score = work.model(x).square().sum()
-            (slope,) = torch.autograd.grad(score, x, create_graph=True)
+            (slope,) = torch.autograd.grad(score, x, create_graph=not mended)
             penalty = (slope.norm(dim=1) - 1).square().mean()
             penalties.append(penalty.item() if mended else penalty)
             work.learn(work.loss(work.model(x.detach())))
     return t
 
 
-@leak("`model`", "parameter -> Parameter.grad -> tensor -> grad_fn -> saved tensor")
+@sick("growth", "`model`", "parameter -> Parameter.grad -> tensor -> grad_fn -> saved tensor")
 def gradients_with_graphs_that_are_never_dropped(mended: bool) -> trace:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
@@ -93,35 +82,35 @@ def gradients_with_graphs_that_are_never_dropped(mended: bool) -> trace:
 # -------------------------------------------------------------------------- containers
 
 
-@leak("`epochs` keeps", "epochs -> list -> list -> tensor")
+@sick("growth", "`epochs` keeps", "epochs -> list -> list -> tensor")
 def outputs_of_each_epoch_in_lists(mended: bool) -> trace:
     work, epochs = Work(), list[Any]()
     with work.traced() as t:
         for _epoch in range(4):
-            outputs = []
+            outputs = list[Any]()
             for x in work.steps(3):
                 out = work.model(x)
-                outputs.append(out.detach() * 1)  # here
+                outputs.append(out.mean().item() if mended else out.detach() * 1)  # here
                 work.learn(work.loss(out))
-            epochs.append([each.mean().item() for each in outputs] if mended else outputs)
+            epochs.append(outputs)
             del outputs
     return t
 
 
-@leak("`snapshots` keeps", "snapshots -> list -> parameter")
+@sick("growth", "`snapshots` keeps", "snapshots -> list -> parameter")
 def models_copied_with_their_gradients(mended: bool) -> trace:
     work, snapshots = Work(), list[nn.Module]()
     with work.traced() as t:
         for x in work.steps(STEPS):
             work.loss(work.model(x)).backward()
             work.optimizer.step()
+            del snapshots[: None if mended else 0]
             snapshots.append(copy.deepcopy(work.model))
-            del snapshots[: -1 if mended else 0]
             work.optimizer.zero_grad()
     return t
 
 
-@leak("`cache` keeps", "cache -> dict[(", "] -> tensor")
+@sick("growth", "`cache` keeps", "cache -> dict[(", "] -> tensor")
 def a_cache_by_shape_and_step(mended: bool) -> trace:
     cache = dict[tuple[int, torch.Size], Tensor]()
     steps = itertools.count()
@@ -132,13 +121,13 @@ def a_cache_by_shape_and_step(mended: bool) -> trace:
     return train(Work(), keep)
 
 
-@leak("`recent` keeps", "recent -> deque -> tensor", "bound")
+@sick("growth", "`recent` keeps", "recent -> deque -> tensor", "bound")
 def a_deque_without_a_bound(mended: bool) -> trace:
-    recent = deque[Tensor](maxlen=2 if mended else None)
+    recent = deque[Tensor](maxlen=1 if mended else None)
     return train(Work(), recent.append)
 
 
-@leak("`waiting.queue` keeps", "waiting.queue -> deque -> tensor")
+@sick("growth", "`waiting.queue` keeps", "waiting.queue -> deque -> tensor")
 def a_queue_that_nobody_empties(mended: bool) -> trace:
     waiting = queue.Queue[Tensor]()
 
@@ -150,13 +139,13 @@ def a_queue_that_nobody_empties(mended: bool) -> trace:
     return train(Work(), keep)
 
 
-@leak("`arrays` keeps", "arrays -> list -> ndarray.base -> tensor")
+@sick("growth", "`arrays` keeps", "arrays -> list -> ndarray.base -> tensor")
 def arrays_that_share_their_memory_with_tensors(mended: bool) -> trace:
     arrays = list[Any]()
     return train(Work(), lambda out: arrays.append(out.numpy().mean() if mended else out.numpy()))
 
 
-@leak("`sick.CACHE` keeps", "programs/hints/sick.py sick.CACHE -> dict[")
+@sick("growth", "`sick.CACHE` keeps", "programs/hints/sick.py sick.CACHE -> dict[")
 def a_global_of_another_module(mended: bool) -> trace:
     others.CACHE.clear()
     steps = itertools.count()
@@ -208,17 +197,17 @@ def trained(model: nn.Module, steps: int = STEPS) -> trace:
     return t
 
 
-@leak("`model[1].history` keeps", "model[1].history -> list -> tensor")
+@sick("growth", "`model[1].history` keeps", "model[1].history -> list -> tensor")
 def an_attribute_of_a_module(mended: bool) -> trace:
     return watched(Seen(public=True), mended=mended)
 
 
-@leak("`model[1]._history` keeps", "model[1]._history -> list -> tensor")
+@sick("growth", "`model[1]._history` keeps", "model[1]._history -> list -> tensor")
 def a_private_attribute_of_a_module(mended: bool) -> trace:
     return watched(Seen(public=False), mended=mended)
 
 
-@leak("`model[*]._history` keeps", "]._history -> list -> tensor")
+@sick("growth", "`model[*]._history` keeps", "]._history -> list -> tensor")
 def an_attribute_of_each_layer(mended: bool) -> trace:
     work = Work()
     layers = [Seen(public=False) for _ in range(4)]
@@ -245,7 +234,7 @@ class Meter:
         self.values.append(value)
 
 
-@leak("`Meter.values` keeps", "Meter.values -> list -> tensor")
+@sick("growth", "`Meter.values` keeps", "Meter.values -> list -> tensor")
 def an_attribute_of_a_class(mended: bool) -> trace:
     Meter.values.clear()
     try:
@@ -264,9 +253,9 @@ class Average:
         self.parts.append(value)
 
 
-@leak("`keep.__self__.parts` keeps", "keep.__self__.parts -> deque -> tensor")
+@sick("growth", "`keep.__self__.parts` keeps", "keep.__self__.parts -> deque -> tensor")
 def a_bound_method(mended: bool) -> trace:
-    return train(Work(), Average(2 if mended else None).add)
+    return train(Work(), Average(1 if mended else None).add)
 
 
 @dataclass(slots=True)
@@ -277,7 +266,7 @@ class Row:
     before: "Row | None"
 
 
-@leak("`last.before.value` keeps", "last.before.value -> tensor")
+@sick("growth", "`last.before.value` keeps", "last.before.value -> tensor")
 def records_that_refer_to_the_last(mended: bool) -> trace:
     work, last = Work(), None
     with work.traced() as t:
@@ -301,7 +290,9 @@ def closure(*, mended: bool) -> Callable[[Tensor], None]:
     return add
 
 
-@leak("`hidden` keeps", "keep -> closure of closure.<locals>.add: hidden -> list -> tensor")
+@sick(
+    "growth", "`hidden` keeps", "keep -> closure of closure.<locals>.add: hidden -> list -> tensor"
+)
 def a_closure(mended: bool) -> trace:
     return train(Work(), closure(mended=mended))
 
@@ -311,7 +302,7 @@ def collect(layer: nn.Module, *, mended: bool) -> None:
     layer.register_forward_hook(lambda _module, _given, out: add(out.detach() * 1))
 
 
-@leak("`hidden` keeps", "_forward_hooks -> OrderedDict[", "closure of", "hidden -> list")
+@sick("growth", "`hidden` keeps", "_forward_hooks -> OrderedDict[", "closure of", "hidden -> list")
 def a_hook_that_appends_in_a_closure(mended: bool) -> trace:
     work = Work()
     collect(work.model[2], mended=mended)
@@ -321,7 +312,7 @@ def a_hook_that_appends_in_a_closure(mended: bool) -> trace:
     return t
 
 
-@leak("`rows` keeps", "default of", "rows -> list -> tensor")
+@sick("growth", "`rows` keeps", "default of", "rows -> list -> tensor")
 def a_default_argument(mended: bool) -> trace:
     def collect(out: Tensor, rows: list[Tensor] | None = None if mended else []) -> None:
         (rows if rows is not None else []).append(out)
@@ -329,7 +320,7 @@ def a_default_argument(mended: bool) -> trace:
     return train(Work(), collect)
 
 
-@leak("`keep.args` keeps", "keep.args -> tuple -> list -> tensor")
+@sick("growth", "`keep.args` keeps", "keep.args -> tuple -> list -> tensor")
 def a_partial(mended: bool) -> trace:
     def add(rows: list[Tensor], out: Tensor) -> None:
         rows.append(out)
@@ -338,9 +329,9 @@ def a_partial(mended: bool) -> trace:
     return train(Work(), functools.partial(add, []))
 
 
-@leak("`positions` keeps", "lru_cache -> dict[", "maxsize")
+@sick("growth", "`positions` keeps", "lru_cache -> dict[", "maxsize")
 def an_lru_cache_without_a_bound(mended: bool) -> trace:
-    @functools.lru_cache(maxsize=2 if mended else None)
+    @functools.lru_cache(maxsize=1 if mended else None)
     def positions(_length: int) -> Tensor:
         return torch.zeros(ROWS, WIDTH)  # here
 
@@ -355,7 +346,7 @@ def running(*, mended: bool) -> Generator[None, Tensor, None]:
         del window[: -1 if mended else 0]
 
 
-@leak("`window` keeps", "generator running (", "window -> list -> tensor")
+@sick("growth", "`window` keeps", "generator running (", "window -> list -> tensor")
 def a_generator(mended: bool) -> trace:
     average = running(mended=mended)
     next(average)
@@ -365,7 +356,7 @@ def a_generator(mended: bool) -> trace:
 # -------------------------------------------------------------------------- what the interpreter keeps
 
 
-@leak("`errors` keeps", "ValueError.__traceback__ -> frame of", "traceback")
+@sick("growth", "`errors` keeps", "ValueError.__traceback__ -> frame of", "traceback")
 def exceptions_that_are_kept(mended: bool) -> trace:
     errors = list[Any]()
 
@@ -378,7 +369,7 @@ def exceptions_that_are_kept(mended: bool) -> trace:
     return train(Work(), check)
 
 
-@leak("`collected` keeps", "thread collector: ", "collected -> list -> tensor")
+@sick("growth", "`collected` keeps", "thread collector: ", "collected -> list -> tensor")
 def a_list_of_another_thread(mended: bool) -> trace:
     given, taken = queue.Queue[Tensor | None](), threading.Semaphore(0)
 
@@ -415,7 +406,9 @@ class Kept(logging.Handler):
         self.records.append(record)
 
 
-@leak("logging.getLogger('programs.hints.leaks').handlers", "Kept.records", "LogRecord.args")
+@sick(
+    "growth", "logging.getLogger('programs.hints.leaks').handlers", "Kept.records", "LogRecord.args"
+)
 def records_of_a_logger(mended: bool) -> trace:
     logger = logging.getLogger(__name__)
     logger.handlers, logger.propagate = [Kept()], False
@@ -428,7 +421,7 @@ def records_of_a_logger(mended: bool) -> trace:
         logging.getLogger(__name__).handlers.clear()
 
 
-@leak("`strong` keeps", "strong -> set -> tensor")
+@sick("growth", "`strong` keeps", "strong -> set -> tensor")
 def weak_references_beside_a_set(mended: bool) -> trace:
     """A weak reference keeps nothing, though it comes first."""
     seen = list[weakref.ref[Tensor]]()

@@ -8,7 +8,7 @@ import io
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from unittest import mock
@@ -20,22 +20,10 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from programs.hints.leaks import SICK, STEPS, train, trained
-from programs.hints.sick import ROWS, WIDTH, Sick, Work
+from programs.hints.sick import ROWS, WIDTH, Work, sick
 from pytracer import trace
 
-__all__ = ["SICK", "names"]
-_Run = Callable[[bool], trace]
-
-
-def reported(kind: str, *words: str) -> Callable[[_Run], _Run]:
-    """Adds a program with a mistake, and the same with the change that is advised."""
-
-    def add(run: _Run) -> _Run:
-        makes_it, mended = functools.partial(run, False), functools.partial(run, True)
-        SICK[run.__name__] = Sick(makes_it, kind, words, mended)
-        return run
-
-    return add
+__all__ = ["SICK"]
 
 
 # -------------------------------------------------------------------------- what a library is told
@@ -51,7 +39,7 @@ class AreaUnderCurve:
         self.preds.append(preds)
 
 
-@reported("growth", "`metric.preds` keeps", "item()")
+@sick("growth", "`metric.preds` keeps", "item()")
 def a_metric_that_keeps_logits(mended: bool) -> trace:
     metric = AreaUnderCurve()
     return train(Work(), lambda out: metric.update(out.mean().item() if mended else out))
@@ -67,7 +55,7 @@ class CollectOutputs:
         self.outputs.append(out)
 
 
-@reported("growth", ".outputs` keeps", "item()")
+@sick("growth", ".outputs` keeps", "item()")
 def a_callback_that_keeps_outputs(mended: bool) -> trace:
     work, callbacks = Work(), [CollectOutputs()]
     with work.traced() as t:
@@ -79,7 +67,7 @@ def a_callback_that_keeps_outputs(mended: bool) -> trace:
     return t
 
 
-@reported("growth", "`seen` keeps", "item()")
+@sick("growth", "`seen` keeps", "item()")
 def hooks_that_keep_gradients(mended: bool) -> trace:
     work, seen = Work(), list[Any]()
     for parameter in work.model.parameters():
@@ -90,7 +78,7 @@ def hooks_that_keep_gradients(mended: bool) -> trace:
     return t
 
 
-@reported("growth", "`history` keeps", "grad_fn -> saved tensor", "item()")
+@sick("growth", "`history` keeps", "grad_fn -> saved tensor", "item()")
 def auxiliary_losses_in_a_log(mended: bool) -> trace:
     work, history = Work(), list[dict[str, Any]]()
     with work.traced() as t:
@@ -129,7 +117,7 @@ class GatedAndCleared(Gated):
         return super().forward(x)
 
 
-@reported("growth", "`Gated.mask` keeps", "call Gated.mask.cache_clear()")
+@sick("growth", "`Gated.mask` keeps", "call Gated.mask.cache_clear()")
 def a_cache_on_a_method(mended: bool) -> trace:
     Gated.mask.cache_clear()
     return trained(GatedAndCleared() if mended else Gated())
@@ -138,7 +126,7 @@ def a_cache_on_a_method(mended: bool) -> trace:
 LOCAL = threading.local()
 
 
-@reported("growth", "`LOCAL.cache` keeps", "LOCAL.cache -> dict[")
+@sick("growth", "`LOCAL.cache` keeps", "LOCAL.cache -> dict[")
 def a_cache_for_each_thread(mended: bool) -> trace:
     LOCAL.cache = {}
     steps = itertools.count()
@@ -151,7 +139,7 @@ def a_cache_for_each_thread(mended: bool) -> trace:
 FEATURES: weakref.WeakKeyDictionary[nn.Module, list[Tensor]] = weakref.WeakKeyDictionary()
 
 
-@reported("growth", "`FEATURES` keeps", "FEATURES -> WeakKeyDictionary -> list -> tensor")
+@sick("growth", "`FEATURES` keeps", "FEATURES -> WeakKeyDictionary -> list -> tensor")
 def a_weak_dictionary_with_a_model_that_stays(mended: bool) -> trace:
     work = Work()
     FEATURES[work.model] = []
@@ -177,12 +165,12 @@ class Positions(nn.Module):
         return y
 
 
-@reported("growth", "`model.mask_*` keeps", "use one `model.mask_*` again")
+@sick("growth", "`model.mask_*` keeps", "use one `model.mask_*` again")
 def a_new_buffer_in_each_step(mended: bool) -> trace:
     return trained(Positions(mended=mended))
 
 
-@reported("growth", "`log` keeps", "log -> ndarray -> tensor")
+@sick("growth", "`log` keeps", "log -> ndarray -> tensor")
 def an_array_of_objects(mended: bool) -> trace:
     log, steps = np.empty(100, object), itertools.count()
     return train(
@@ -201,7 +189,7 @@ class Sample:
         del self.made[: -1 if mended else 0]
 
 
-@reported("growth", "`Sample.made` keeps", "Sample.made -> list -> Sample.value -> tensor")
+@sick("growth", "`Sample.made` keeps", "Sample.made -> list -> Sample.value -> tensor")
 def a_registry_of_all_instances(mended: bool) -> trace:
     try:
         return train(Work(), lambda out: Sample(out, mended=mended) and None)
@@ -212,7 +200,7 @@ def a_registry_of_all_instances(mended: bool) -> trace:
 # -------------------------------------------------------------------------- what Python's library keeps
 
 
-@reported("growth", "`batches` keeps", "itertools.cycle keeps all")
+@sick("growth", "`batches` keeps", "itertools.cycle keeps all")
 def a_loader_in_a_cycle(mended: bool) -> trace:
     """pytorch/pytorch#23900."""
     work, data = Work(), TensorDataset(torch.randn(ROWS * STEPS, WIDTH))
@@ -225,7 +213,7 @@ def a_loader_in_a_cycle(mended: bool) -> trace:
     return t
 
 
-@reported("growth", "`pending` keeps", "let go of each future")
+@sick("growth", "`pending` keeps", "let go of each future")
 def futures_that_are_done(mended: bool) -> trace:
     pending = list[Future[Tensor]]()
 
@@ -238,7 +226,7 @@ def futures_that_are_done(mended: bool) -> trace:
         return train(Work(), keep)
 
 
-@reported("growth", "`tasks` keeps", "let go of each task")
+@sick("growth", "`tasks` keeps", "let go of each task")
 def tasks_that_are_done(mended: bool) -> trace:
     async def doubled(out: Tensor) -> Tensor:
         return out * 2  # here
@@ -257,7 +245,7 @@ def tasks_that_are_done(mended: bool) -> trace:
     return asyncio.run(learn())
 
 
-@reported("growth", "`log._mock_", "call reset_mock()")
+@sick("growth", "`log._mock_", "call reset_mock()")
 def a_mock_in_place_of_a_logger(mended: bool) -> trace:
     log = mock.Mock()
 
@@ -302,7 +290,7 @@ class Exponential(torch.autograd.Function):
         return slope * out, None
 
 
-@reported("growth", "`Exponential's ctx.out` keeps", "ctx.save_for_backward(...)")
+@sick("growth", "`Exponential's ctx.out` keeps", "ctx.save_for_backward(...)")
 def an_output_on_its_own_ctx(mended: bool) -> trace:
     work = Work()
     with without_collector(), work.traced() as t:
@@ -311,7 +299,7 @@ def an_output_on_its_own_ctx(mended: bool) -> trace:
     return t
 
 
-@reported("growth", "`seen` keeps", "a cycle: ", "use x.detach() in a hook of x")
+@sick("growth", "`seen` keeps", "a cycle: ", "use x.detach() in a hook of x")
 def a_hook_with_its_own_tensor(mended: bool) -> trace:
     """jacobgil/pytorch-grad-cam#88."""
     work = Work()
@@ -334,7 +322,7 @@ class Episode:
         self.out, self.itself = out, None if mended else self
 
 
-@reported("growth", "`Episode.out` keeps", "gc.collect()")
+@sick("growth", "`Episode.out` keeps", "gc.collect()")
 def cycles_without_a_collector(mended: bool) -> trace:
     """NVlabs/GR00T-WholeBodyControl#220."""
     with without_collector():
@@ -344,7 +332,7 @@ def cycles_without_a_collector(mended: bool) -> trace:
 # -------------------------------------------------------------------------- models and optimizers
 
 
-@reported("growth", "`schedulers` keeps", "use one optimizer")
+@sick("growth", "`schedulers` keeps", "use one optimizer")
 def an_optimizer_for_each_epoch(mended: bool) -> trace:
     work, schedulers = Work(), list[StepLR]()
     with work.traced() as t:
@@ -359,10 +347,11 @@ def an_optimizer_for_each_epoch(mended: bool) -> trace:
     return t
 
 
-@reported("held", "only `state` keeps", "del state")
+@sick("held", "only `state` keeps", "del state")
 def a_checkpoint_that_stays_after_loading(mended: bool) -> trace:
     """karpathy/nanoGPT#533."""
     work, file = Work(), io.BytesIO()
+    work.optimizer = torch.optim.AdamW(work.model.parameters(), fused=True)
     torch.save({"model": work.model.state_dict(), "step": 7}, file)
     file.seek(0)
     with work.traced() as t:
@@ -375,7 +364,7 @@ def a_checkpoint_that_stays_after_loading(mended: bool) -> trace:
     return t
 
 
-@reported("evaluation", "calls of Sequential", "torch.no_grad()")
+@sick("evaluation", "calls of Sequential", "torch.no_grad()")
 def predictions_with_their_graphs(mended: bool) -> trace:
     work, predictions = Work(), list[Tensor]()
     with work.traced() as t:
@@ -389,7 +378,7 @@ def predictions_with_their_graphs(mended: bool) -> trace:
     return t
 
 
-@reported("late_zero_grad", "optimizer.zero_grad(set_to_none=True)")
+@sick("late_zero_grad", "optimizer.zero_grad(set_to_none=True)")
 def gradients_that_are_set_to_zero(mended: bool) -> trace:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(3)), nn.Linear(512, 8192))
@@ -407,7 +396,7 @@ def gradients_that_are_set_to_zero(mended: bool) -> trace:
     return t
 
 
-@reported("hint", "`teacher`", "requires_grad_(False)")
+@sick("hint", "`teacher`", "requires_grad_(False)")
 def a_teacher_that_is_not_frozen(mended: bool) -> trace:
     """lightly-ai/lightly-train#352."""
     work = Work()
@@ -419,7 +408,102 @@ def a_teacher_that_is_not_frozen(mended: bool) -> trace:
     return t
 
 
-def names(*, growing: bool = True) -> list[str]:
-    """The programs with a cure: those that leak, or all others. Those of leaks.py are among them."""
-    cured = [name for name, sick in SICK.items() if sick.mended is not None]
-    return [name for name in cured if (SICK[name].kind == "growth") == growing]
+# -------------------------------------------------------------------------- what an optimizer has
+
+
+def fused(*models: nn.Module) -> torch.optim.Optimizer:
+    parameters = [p for model in models for p in model.parameters()]
+    return torch.optim.AdamW(parameters, fused=True)
+
+
+@sick("left_behind", "optimizer` keeps them", "make a new optimizer")
+def a_head_that_was_replaced(mended: bool) -> trace:
+    work = Work()
+    optimizer = work.optimizer = fused(work.model)
+    with work.traced() as t:
+        for epoch in range(2):
+            for x in work.steps(3):
+                work.loss(work.model(x)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            if epoch == 0:
+                work.model[4] = nn.Linear(256, WIDTH)
+                if mended:
+                    optimizer = work.optimizer = fused(work.model)
+                else:
+                    optimizer.add_param_group({"params": work.model[4].parameters()})
+    return t
+
+
+@sick("left_behind", "`scheduler.optimizer` keeps them", "drop the old one")
+def a_scheduler_of_a_model_that_is_gone(mended: bool) -> trace:
+    scheduler = None
+    with trace(stacks=True, devices="cpu", table=False) as t:
+        for _fold in range(2):
+            model = nn.Sequential(nn.Linear(WIDTH, 512), nn.Tanh(), nn.Linear(512, WIDTH))
+            optimizer = fused(model)
+            scheduler = StepLR(optimizer, 2) if mended or scheduler is None else scheduler
+            for _ in range(4):
+                model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return t
+
+
+@sick("hint", "gradients of `decoder`", "zero_grad(set_to_none=True) of its optimizer")
+def one_of_two_optimizers_that_drops_gradients(mended: bool) -> trace:
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Linear(WIDTH, 1024), nn.ReLU())
+    decoder = nn.Linear(1024, 1024)
+    first, second = fused(encoder), fused(decoder)
+    with trace(encoder, decoder, first, second, stacks=True, devices="cpu", table=False) as t:
+        for _ in range(STEPS):
+            decoder(encoder(torch.randn(1024, WIDTH))).exp().mean().backward()
+            for optimizer in (first, second):
+                optimizer.step()
+            first.zero_grad()
+            if mended:
+                second.zero_grad()
+    return t
+
+
+@sick("hint", "gradients of `decoder`", "decoder.requires_grad_(False)")
+def an_optimizer_that_never_steps(mended: bool) -> trace:
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Linear(WIDTH, 1024), nn.ReLU())
+    decoder = nn.Linear(1024, 1024).requires_grad_(not mended)
+    first, second = fused(encoder), fused(decoder)
+    with trace(encoder, decoder, first, second, stacks=True, devices="cpu", table=False) as t:
+        for _ in range(STEPS):
+            decoder(encoder(torch.randn(ROWS, WIDTH))).square().mean().backward()
+            first.step()
+            first.zero_grad()
+    return t
+
+
+# -------------------------------------------------------------------------- graphs and shapes
+
+
+@sick("retained", "`loss` keeps its graph", "leave out retain_graph=True")
+def a_graph_that_backward_retains(mended: bool) -> trace:
+    work = Work()
+    with work.traced() as t:
+        for x in work.steps(STEPS):
+            loss = work.loss(work.model(x.repeat(8, 1)))
+            loss.backward(retain_graph=not mended)
+            work.optimizer.step()
+            work.optimizer.zero_grad()
+    return t
+
+
+@sick("growth", "`masks` keeps", "masks -> dict[", "bound")
+def a_cache_by_shape(mended: bool) -> trace:
+    work, masks = Work(), dict[int, Tensor]()
+    with work.traced() as t:
+        for rows in (100, 64, 180, 90, 128, 201, 77, 150, 110, 99, 131):
+            if mended:
+                masks.clear()
+            if rows not in masks:
+                masks[rows] = torch.ones(rows, rows).tril()  # here
+            work.learn(work.loss(masks[rows] @ work.model(torch.randn(rows, WIDTH))))
+    return t

@@ -66,6 +66,7 @@ class Labels:
         self._bucket_sizes: set[int] = set()  # of DistributedDataParallel
         self.hooked_buckets: set[int] = set()  # sizes of those that a communication hook gets
         self._parameter_names: dict[int, str] = {}
+        self._of_modules: dict[int, weakref.ref[torch.Tensor]] = {}  # parameters that modules had
         # Names of parameters that no known module has, with the parameters' ids.
         self._group_names: dict[str, int] = {}
         # Optimizers may step before a module is called. Labels made by then keep the name of an
@@ -155,6 +156,7 @@ class Labels:
                 if parameter is not None and (C.is_parameter(parameter) or _stands_in(parameter)):
                     self._has_16_bits |= parameter.dtype in _16_BITS
                     path_to = ("_parameters", key)
+                    self._of_modules[id(parameter)] = weakref.ref(parameter)
                     self._watch(parameter, module, path_to, "parameter", where + key)
             for key, buffer in C.items_of(attributes.get("_buffers")):
                 if buffer is not None:
@@ -228,6 +230,7 @@ class Labels:
     def meet_optimizer(self, optimizer: Any) -> None:
         """Watches an optimizer that is about to step. Its parameters may belong to no module."""
         entry = self._optimizer(optimizer)
+        entry.has_stepped = True
         entry.watch_parameters(self)
         entry.label_state_of_old(self)
         for around in _optimizers_around(optimizer, sys._getframe(1)):
@@ -260,13 +263,30 @@ class Labels:
         return names
 
     def unstepped(self) -> list[str]:
-        """Returns the names of parameters with a gradient that no known optimizer has."""
-        stepped = {id(parameter) for one in self._optimizers for parameter in one.parameters()}
+        """Returns the names of parameters with a gradient that no optimizer has stepped."""
+        steps = (one for one in self._optimizers if one.has_stepped)
+        stepped = {id(parameter) for one in steps for parameter in one.parameters()}
         if not stepped or not C.status()["may_read_gradients"]:
             return []
         left = (one for one in parameters_of(self._living_roots()) if id(one) not in stepped)
         with_gradient = [one for one in left if C.gradient_of(one) is not None]
         return [*dict.fromkeys(map(self.parameter_name, with_gradient))]
+
+    def left_behind(self) -> list[int]:
+        """Returns addresses of weights, and of their state, that an optimizer has and no model any more.
+
+        A model had them, and they have no gradient: no step uses them.
+        """
+        if not C.status()["may_read_gradients"]:
+            return []
+        owned = {id(parameter) for parameter in parameters_of(self._living_roots())}
+        tensors: list[torch.Tensor] = []
+        for one in self._optimizers:
+            for parameter, entry in one.entries():
+                had = self._of_modules.get(id(parameter), lambda: None)() is parameter
+                if had and id(parameter) not in owned and C.gradient_of(parameter) is None:
+                    tensors += [parameter, *(tensor for _, tensor in named_tensors(entry))]
+        return sorted({address for tensor in tensors if (address := C.memory_of(tensor)[0])})
 
     def _label(self, optimizers: Iterable["_Optimizer"]) -> None:
         self.label_workspaces()
@@ -374,9 +394,18 @@ class _Optimizer:
         self.reference = weakref.ref(optimizer)
         self._group_sizes: list[int] = []
         self._old_state_known = False
+        # Only torch's own optimizers tell of their steps.
+        self.has_stepped = not is_a(optimizer, torch.optim.Optimizer)
 
     def parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self._groups() for parameter in group["params"]]
+
+    def entries(self) -> list[tuple[torch.Tensor, Any]]:
+        """Returns the parameters with their states."""
+        state = {
+            id(parameter): entry for parameter, entry in C.items_of(_state_of(self.reference()))
+        }
+        return [(parameter, state.get(id(parameter))) for parameter in self.parameters()]
 
     def _groups(self) -> list[dict[str, Any]]:
         """Returns the parameter groups. A wrapper of an optimizer is asked for its attribute."""

@@ -134,6 +134,7 @@ class Session:
             "roots": {},
             "frozen_modules": [],
             "unstepped": [],
+            "left_behind": [],
             "renamed": {},
             "variables": [],
             "frameworks": None,
@@ -268,6 +269,7 @@ class Session:
             "roots": labels.root_names,
             "frozen_modules": C.quietly(labels.frozen_modules) or [],
             "unstepped": C.quietly(labels.unstepped) or [],
+            "left_behind": C.quietly(labels.left_behind) or [],
             "renamed": labels.renamed,
         }
         self._learn_about_job()

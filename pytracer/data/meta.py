@@ -215,7 +215,8 @@ class Meta(NamedTuple):
     ddp_hooked: tuple[int, ...]  # those that a communication hook gets
     roots: Roots
     frozen_modules: frozenset[str]
-    unstepped: frozenset[str]  # parameters with a gradient that no optimizer has
+    left_behind: frozenset[int]  # addresses of weights that an optimizer has and no model any more
+    unstepped: frozenset[str]  # parameters with a gradient that no optimizer has stepped
     renamed: Mapping[str, str]
     device_memory: DeviceMemory
     phase_times: PhaseTimes
@@ -268,6 +269,7 @@ def read(document: Mapping[str, Any]) -> Meta:
         ddp_hooked=_each(int, get("ddp_hooked")),
         roots=roots_of(document),
         frozen_modules=frozenset(_each(str, get("frozen_modules"))),
+        left_behind=frozenset(_each(int, get("left_behind"))),
         unstepped=frozenset(_each(str, get("unstepped"))),
         renamed=_values(str, get("renamed")),
         device_memory=_device_memory(_mapping(get("device_memory"))),

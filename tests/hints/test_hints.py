@@ -14,7 +14,7 @@ from programs.conformance.cases import CASES, make
 from programs.conformance.techniques import TECHNIQUES
 from programs.hints.one_step import ONE_STEP, traced
 from programs.hints.recipes import HEALTHY, OF_TRL
-from programs.hints.reported import SICK, names
+from programs.hints.reported import SICK
 from pytracer import trace
 from pytracer.analysis.forecasts import changes
 
@@ -62,24 +62,23 @@ def test_exactly_the_mistake_is_found_with_its_variable_and_line(name: str) -> N
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
-@pytest.mark.parametrize("name", names())
-def test_the_cure_of_a_leak_ends_its_growth(name: str) -> None:
-    mended = SICK[name].mended
-    assert mended is not None
-    t = mended()
-    assert t.findings().to_dict("records") == []
-    assert t.growth_per_step() < SICK[name].run().growth_per_step() / 4
-
-
-@pytest.mark.parametrize("name", names(growing=False))
-def test_the_cure_of_another_mistake_lowers_the_peak_by_what_is_said(name: str) -> None:
-    mended, sick = SICK[name].mended, SICK[name].run()
-    assert mended is not None
-    t, first = mended(), changes.changes(sick.data, "cpu")[0]
-    assert t.findings().to_dict("records") == []
-    assert first.change not in [one.change for one in changes.changes(t.data, "cpu")]
-    assert first.saves is not None
-    assert 0 < 0.95 * first.saves <= sick.peak.bytes - t.peak.bytes
+@pytest.mark.parametrize("name", SICK)
+def test_the_cure_of_a_mistake_saves_what_is_said(name: str) -> None:
+    """Of a leak it may end the last step's part, too: a list of numbers keeps none of it."""
+    sick = SICK[name]
+    t, mended = sick.run(), sick.mended()
+    first = changes.changes(t.data, "cpu")[0]
+    assert mended.findings().to_dict("records") == []
+    assert first.change not in [one.change for one in changes.changes(mended.data, "cpu")]
+    saved = t.peak.bytes - mended.peak.bytes
+    if first.saves is None:  # what is only stated
+        assert saved > 0.05 * t.peak.bytes
+        return
+    of_last_step = 0
+    if sick.kind == "growth":
+        of_last_step = int(t.findings().bytes[0])
+        assert mended.growth_per_step() < t.growth_per_step() / 4
+    assert 0 < 0.95 * first.saves <= saved <= 1.05 * (first.saves + of_last_step)
 
 
 @pytest.mark.parametrize("name", [name for name in SICK if SICK[name].kind == "hint"])

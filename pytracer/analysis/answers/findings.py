@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
-from pytracer.analysis.answers.edits import Edit
+from pytracer.analysis.answers import keepers
+from pytracer.analysis.answers.edits import Edit, peak_after
 from pytracer.analysis.answers.growth import growing
 from pytracer.analysis.answers.held import held, never_read
 from pytracer.analysis.answers.outer_calls import (
@@ -20,15 +20,17 @@ from pytracer.analysis.answers.outer_calls import (
     in_vain_of,
     outermost,
 )
+from pytracer.analysis.answers.retained import retained
 from pytracer.analysis.answers.situation import Finding, Proof, Situation, at_peak
+from pytracer.analysis.answers.staying import left_behind, until_made_again
 from pytracer.analysis.facts import lines, owners, phases, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.scopes import BACKWARD, NEVER, NODE
+from pytracer.analysis.facts.scopes import BACKWARD, NEVER
 from pytracer.basics.names import short_line
 from pytracer.basics.units import size_text
 from pytracer.data import health, meta, sanitized
 from pytracer.data.recorded import Trace, once_per_trace
-from pytracer.data.schema import CATEGORY, OWNED, ROLE, U64, Mask
+from pytracer.data.schema import CATEGORY, I64, OWNED, ROLE, U64, Mask
 
 _WORTH = 0.01  # of the peak: less is noise
 _LEAST_GROWTH = 1024  # bytes a step, and a millionth of the peak: less is kept numbers
@@ -83,29 +85,37 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
     tree, alloc, calls = scopes.tree(now.trace), allocations(now.trace), outermost(now.trace)
     if len(calls.numbers) < 2 or not scopes.has_operators(now.trace):
         return
+    name = tree.name[calls.numbers]
     in_vain = in_vain_of(now, calls) & ~_of_frozen_modules(now.trace, calls)
     # A library may call the model once before all training, to learn its shapes.
     first = in_vain & (calls.backwards == 0)
-    in_vain &= ~first | (first.sum() > 1)
+    in_vain &= ~first | (first.sum() > 1) | np.isin(name, name[in_vain & ~first])
     in_vain = np.append(in_vain, False)  # -1: in no call
     ends = np.append(tree.end[calls.numbers], NEVER)
-    made_in = calls.of_scope[alloc.scope]
-    freed = phases.moments(now.trace).freed_ticks
-    outlived = in_vain[made_in] & (freed > ends[made_in]) & (alloc.start >= 0)
-    outlived &= usage.on_device(now.trace, now.device) & ~np.isin(alloc.category, OWNED)
+    made_in, moments = calls.of_scope[alloc.scope], phases.moments(now.trace)
+    freed = moments.freed_ticks
+    kept = (made_in >= 0) & (freed > ends[made_in]) & (alloc.start >= 0)
+    kept &= usage.on_device(now.trace, now.device) & ~np.isin(alloc.category, OWNED)
     # The last op's block is the call's result, which the program keeps in any case.
     last = np.zeros(len(ends), np.uint32)
-    np.maximum.at(last, made_in[outlived], alloc.scope[outlived])
-    outlived &= (alloc.scope != last[made_in]) & rest
+    np.maximum.at(last, made_in[kept], alloc.scope[kept])
+    kept &= alloc.scope != last[made_in]
+    in_vain[:-1] &= ~_skipped(now.trace, calls, in_vain[:-1], np.where(kept, made_in, -1))
+    # But the graph of a loss may be all that keeps results, and what a loss makes outside of modules.
+    # The next call reads inputs.
+    before = calls.before(moments.made_ticks) + (alloc.category == CATEGORY["inputs"])
+    call = np.where(made_in >= 0, made_in, before)
+    following = np.append(calls.begin, [NEVER, NEVER])[call + 1]
+    by_losses = ~kept & keepers.in_graphs_alone(now.trace) & (freed > following) & (call >= 0)
+    outlived = (kept | by_losses) & in_vain[call] & rest
     if not outlived.any():
         return
     none = np.zeros(len(alloc), np.int64)
-    moments, (level,) = usage.level_columns(now.trace, outlived, none, 1)
-    per_call = usage.sums(made_in[outlived], alloc.requested_bytes[outlived], len(ends))
+    changes, (level,) = usage.level_columns(now.trace, outlived, none, 1)
+    per_call = usage.sums(call[outlived], alloc.requested_bytes[outlived], len(ends))
     most, each = int(level.max()), int(per_call.max())
-    worst = made_in == int(per_call.argmax())
+    worst = call == int(per_call.argmax())
     line, module = now.where(outlived & worst)
-    name = tree.name[calls.numbers]
     trains = calls.went_back[name == name[int(per_call.argmax())]].any()
     count = int((per_call > 0).sum())
     called = now.trace.strings[name[int(per_call.argmax())]] or "a module"
@@ -127,9 +137,30 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
         module,
         f"{times} kept up to {at_once}{at} for a backward that never came",
         cure,
-        Proof(outlived, int(moments[int(level.argmax())])),
-        Edit(outlived, end=ends_without_grad(now.trace, outlived)),
+        Proof(outlived, int(changes[int(level.argmax())])),
+        Edit(outlived, end=np.where(by_losses, following, ends_without_grad(now.trace, kept))),
     )
+
+
+def _skipped(trace: Trace, calls: OuterCalls, in_vain: Mask, kept_by: I64) -> Mask:
+    """Calls that may be steps which the program skips, as of a loss that is not finite.
+
+    They are rare, keep no more than a call for training, and nothing when the next call begins.
+    `kept_by` has the call that each block was made in and outlived, or -1.
+    """
+    rows = np.flatnonzero(kept_by >= 0)
+    of_call, count = kept_by[rows], len(calls.numbers)
+    kept = usage.sums(of_call, allocations(trace).requested_bytes[rows], count)
+    following = np.append(calls.begin, NEVER)[of_call + 1]
+    until_the_next = np.zeros(count, np.bool_)
+    until_the_next[of_call[phases.moments(trace).freed_ticks[rows] > following]] = True
+    skipped = np.zeros(count, np.bool_)
+    name = scopes.tree(trace).name[calls.numbers]
+    for each in np.unique(name[in_vain]):
+        trains = (name == each) & calls.went_back
+        if 2 * (in_vain & (name == each)).sum() < trains.sum():
+            skipped |= (name == each) & (kept <= kept[trains].max()) & ~until_the_next
+    return skipped
 
 
 def _in_use(now: Situation) -> Mask:
@@ -163,7 +194,12 @@ def late_zero_grad(now: Situation, rest: Mask) -> Iterator[Finding]:
     if (np.searchsorted(ends, phases.moments(now.trace).freed_ticks[which]) > now.step).any():
         # They outlive this step, too: zero_grad() fills them with zeros.
         change += " as optimizer.zero_grad(set_to_none=True), which drops them,"
-        edit = replace(edit, end=None, gone=_until_made_again(now))
+        edit = replace(edit, end=None, gone=until_made_again(now.trace))
+    there = now.bytes(now.alive)
+    if there == usage.peak(now.trace, now.device).bytes:  # and not where memory ran out below it
+        saved = there - peak_after(now.trace, now.device, [edit])
+        if saved < _WORTH * there:
+            return  # a backward is as high
     yield Finding(
         "late_zero_grad",
         amount,
@@ -176,41 +212,6 @@ def late_zero_grad(now: Situation, rest: Mask) -> Iterator[Finding]:
         Proof(which, now.position),
         edit,
     )
-
-
-def _until_made_again(now: Situation) -> tuple[NDArray[np.intp], U64, U64]:
-    """Gradients that outlive steps: from when to when they need not exist, once per step.
-
-    Each backward would make them where the first one did, after as many of its nodes.
-    """
-    trace, moments, ends = (
-        now.trace,
-        phases.moments(now.trace),
-        timelines.timeline(now.trace).step_ends,
-    )
-    tree = scopes.tree(trace)
-    passes = np.sort(tree.begin[tree.kind == BACKWARD])
-    nodes = np.sort(tree.begin[tree.kind == NODE])
-    first = np.append(np.searchsorted(nodes, passes), len(nodes))
-    block = np.flatnonzero(allocations(trace).category == CATEGORY["gradients"])
-    made, freed = moments.made_ticks[block], moments.freed_ticks[block]
-    own = np.maximum(np.searchsorted(passes, made) - 1, 0)
-    after = np.searchsorted(nodes, made) - first[own]
-    rows, begins, ends_there = (
-        [np.zeros(0, np.intp)],
-        [np.zeros(0, np.uint64)],
-        [np.zeros(0, np.uint64)],
-    )
-    for begin in ends[:-1]:
-        following = int(np.searchsorted(passes, begin))
-        if following < len(passes):
-            node = np.minimum(first[following] + after, first[following + 1]) - 1
-            until = np.maximum(nodes[np.maximum(node, 0)], passes[following])
-            there = (made < begin) & (freed > until)
-            rows.append(block[there])
-            begins.append(np.full(int(there.sum()), begin))
-            ends_there.append(until[there])
-    return np.concatenate(rows), np.concatenate(begins), np.concatenate(ends_there)
 
 
 def _ends_of_steps(trace: Trace) -> U64:
@@ -240,6 +241,8 @@ RULES: tuple[Callable[[Situation, Mask], Iterator[Finding]], ...] = (
     evaluation,
     held,
     never_read,
+    retained,
+    left_behind,
     late_zero_grad,
 )
 

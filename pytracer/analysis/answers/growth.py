@@ -74,8 +74,8 @@ def kept_results(now: Situation) -> list[Finding]:
     turns = _equal_calls(now)
     rows = [_results(now, turns, leak) for leak in _leaks(now, turns)] if turns else []
     _, leaks = _of_steps(now.trace, now.device)
-    filling = [leak for leak in leaks if leak.keeper.bound]
-    rows += [_filling(now, leak) for leak in filling]
+    rows += [_filling(now, leak) for leak in leaks if leak.keeper.bound]
+    rows += [_models(now, leak) for leak in leaks if _is_of_models(now, leak)]
     return [row for row in rows if row.bytes > 0]
 
 
@@ -83,6 +83,24 @@ def _filling(now: Situation, leak: "_Leak") -> Finding:
     evidence = (
         f"`{leak.keeper.name}` still fills, by {size_text(leak.each)} per {leak.unit.word}: it may hold "
         f"{leak.keeper.bound:,} items"
+    )
+    return now.finding("kept", leak.alike & (allocations(now.trace).end < 0), evidence, "")
+
+
+def _is_of_models(now: Situation, leak: "_Leak") -> bool:
+    """Whether it is weights that were trained, as those of the models of an ensemble are."""
+    alloc = allocations(now.trace)
+    gradients = (alloc.category == CATEGORY["gradients"]) & (alloc.label != 0)
+    names = sanitized.labels(now.trace).name
+    trained = np.isin(names[alloc.label], np.unique(names[alloc.label[gradients]]))
+    weights = leak.own & (alloc.category == CATEGORY["weights"]) & (alloc.label != 0) & trained
+    return 2 * now.bytes(weights) > now.bytes(leak.own)
+
+
+def _models(now: Situation, leak: "_Leak") -> Finding:
+    evidence = (
+        f"`{leak.keeper.name}` keeps models, {size_text(leak.each)} per {leak.unit.word}"
+        f"{leak.keeper.way}: later steps may need them"
     )
     return now.finding("kept", leak.alike & (allocations(now.trace).end < 0), evidence, "")
 
@@ -123,6 +141,8 @@ def growing(now: Situation) -> Iterator[Growing]:
     for leak in leaks:
         if leak.keeper.bound or _OWN_WEIGHTS.search(leak.keeper.path):
             continue  # it may be far from full, and grow no more; or a program builds its model
+        if _is_of_models(now, leak):
+            continue
         yield Growing(_growth(now, turns, leak), leak.alike)
     yield from _swelling(now, turns)
 
@@ -258,7 +278,9 @@ def _swollen(now: Situation, turns: "_Turns", own: Mask, amount: int) -> Finding
         f"Memory grows by {size_text(amount)} per {turns.word}: "
         f"{f'`{keeper.name}`' if keeper else 'a tensor'} made at {at} is made anew in each, and larger{keeper.way}"
     )
-    change = "write into a buffer made once, or keep a list of small results on the CPU"
+    change = (
+        "put a number of each into a list, x.mean().item(), or write into a buffer with a bound"
+    )
     there = now.bytes(own & now.alive)
     more = max(there - amount, 0)
     proof, edit = Proof(own, now.position, None), Edit(own, share=amount / max(there, 1))
@@ -280,7 +302,7 @@ def _growth(now: Situation, turns: "_Turns", leak: _Leak) -> Finding:
     evidence += leak.keeper.way or _search_cut(now)
     earlier = leak.alike & (turns.of_allocation < turns.at(now.position)) & now.alive
     proof = Proof(leak.own, turns.last, leak.unit.turns)
-    change, there = _instead_of_keeping(now, leak.keeper), now.bytes(earlier)
+    change, there = _instead_of_keeping(now, leak), now.bytes(earlier)
     edit = Edit(leak.alike, end=turns.over(now.trace))
     return Finding("growth", leak.each, there, line, module, evidence, change, proof, edit)
 
@@ -295,7 +317,7 @@ def _results(now: Situation, turns: "_Turns", leak: _Leak) -> Finding:
         f"When the trace ended, {by} {size_text(now.bytes(at_the_end))} that {calls} calls had made"
         f"{leak.keeper.way}"
     )
-    change, there = _instead_of_keeping(now, leak.keeper), leak.alike & now.alive
+    change, there = _instead_of_keeping(now, leak), leak.alike & now.alive
     return replace(now.finding("kept", at_the_end, evidence, change), at_peak=now.bytes(there))
 
 
@@ -304,7 +326,8 @@ def _search_cut(now: Situation) -> str:
     return f" (the search for what keeps it ended {cut})" if cut else ""
 
 
-def _instead_of_keeping(now: Situation, keeper: Keeper) -> str:
+def _instead_of_keeping(now: Situation, leak: _Leak) -> str:
+    keeper = leak.keeper
     for link, change in _OF_CYCLES if keeper.path.startswith(_CYCLE) else _CURES:
         if link in keeper.path:
             return change.replace("{}", keeper.name)
@@ -312,16 +335,18 @@ def _instead_of_keeping(now: Situation, keeper: Keeper) -> str:
         return f"use one `{keeper.name}` again, and do not make another in each step"
     # Detaching a graph's output frees the graph; a tensor alone stays, detached or not. After a
     # backward the graph has freed its saved tensors.
+    calls = outermost(now.trace)
     trains = bool((scopes.tree(now.trace).kind == BACKWARD).any())
-    may_have = not trains and bool(outermost(now.trace).with_grad.any())
-    graph = keeper.has_graph if keeper else may_have
+    graph = keeper.has_graph if keeper else not trains and bool(calls.with_grad.any())
     instead = "x.detach() (keeps x, not its graph)" if graph else "x.mean().item()"
     change = f"keep a number, not a tensor: loss.item(), or {instead}"
     if keeper:
         change = f"put numbers into `{keeper.name}`, not tensors: loss.item(), or {instead}"
     if not graph:
         change += "; tensors that are needed (predictions, a replay buffer) need a bound"
-    if graph and not trains:
+    made_in = calls.of_scope[allocations(now.trace).scope[leak.own]]
+    made_in = made_in[made_in >= 0]
+    if graph and not (calls.went_back[made_in].any() if len(made_in) else trains):
         change += "; where nothing is trained, `with torch.no_grad():`"
     return change
 

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
-from pytracer.analysis.answers import findings, growth, held, postmortem
+from pytracer.analysis.answers import findings, growth, held, postmortem, staying
 from pytracer.analysis.answers.edits import Edit, peak_after
-from pytracer.analysis.answers.keepers import keeper_of, kinds
 from pytracer.analysis.answers.layers import (
     Repeated,
     not_recomputed,
@@ -21,7 +20,7 @@ from pytracer.analysis.answers.layers import (
     repeated_modules,
 )
 from pytracer.analysis.answers.situation import Finding, Situation
-from pytracer.analysis.facts import grouping, phases, scopes, timelines, usage
+from pytracer.analysis.facts import grouping, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import BACKWARD, NEVER
 from pytracer.basics.names import called_layer, is_nameless, short_line
@@ -40,7 +39,6 @@ _CAN_BE_FUSED = {  # the devices for which torch has such a kernel
     "SGD": ("cpu", "cuda"),
     "Adagrad": ("cpu",),
 }
-_LONG_LIVED = 3  # steps: nothing drops gradients that live so long
 
 _WORDS = {
     "checkpoint": "torch.utils.checkpoint on them",
@@ -397,28 +395,11 @@ def _copied_into_buckets(trace: Trace) -> Edit:
     return Edit(which, end=end)
 
 
-def _gradients_that_stay(now: _Situation) -> Iterator[Hint]:
-    """Gradients that no optimizer uses and nothing drops, while others are dropped in each step."""
-    alloc, ends = allocations(now.trace), timelines.timeline(now.trace).step_ends
-    own = (alloc.category == CATEGORY["gradients"]) & (alloc.role != ROLE["bucket"])
-    stays = own & now.at_peak & (alloc.end < 0) & (alloc.step >= 0)
-    stays &= alloc.step + _LONG_LIVED <= len(ends)
-    strings, unstepped = now.trace.strings, meta.of(now.trace).unstepped
-    unused = np.array([strings[row] in unstepped for row in sanitized.labels(now.trace).name])
-    stays &= unused[alloc.label]
-    if not stays.any() or not (own & (alloc.end >= 0)).any():
-        return
-    keeper = keeper_of(now.moment, stays, kinds(now.trace))
-    if "Parameter.grad" in keeper.path:
-        amount = int(alloc.requested_bytes[stays].sum())
-        yield Hint(
-            f"{size_text(amount)} are gradients of `{keeper.name}`, which nothing drops from step to "
-            f"step: {keeper.name}.requires_grad_(False), if nothing uses them, makes none.",
-            amount,
-            FREE,
-            Edit(stays),
-            "none; it is faster",
-        )
+def _unused(now: _Situation) -> Iterator[Hint]:
+    """Gradients that no step uses, or that one uses and nothing drops."""
+    for one in _as_hints(staying.gradients(now.moment), FREE):
+        used = "zero_grad" in one.text  # they may have been added up
+        yield replace(one, price="none; it is faster", numbers=OTHER_NUMBERS if used else _SAME)
 
 
 # ---------------------------------------------------------------- savings at a price
@@ -561,6 +542,6 @@ def _temporaries(now: _Situation) -> Iterator[Hint]:
     )
 
 
-_FREE = (_fused_optimizer, _fused_functions, _loss, _buckets, _gradients_that_stay)
+_FREE = (_fused_optimizer, _fused_functions, _loss, _buckets, _unused)
 _TRADES = (_activations, _twins, _state, _temporaries, _cache)
 _ALL = ((_mistakes,), _FREE, _TRADES, (_kept_results, _unexplained))

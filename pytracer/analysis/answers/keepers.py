@@ -77,3 +77,19 @@ def kinds(trace: Trace, *, sizes: bool = True) -> U64:
     for column in (alloc.line, alloc.module, alloc.op, alloc.category):
         kind = kind * np.uint64(0x9E3779B97F4A7C15) + column.astype(np.uint64)
     return kind
+
+
+def in_graphs_alone(trace: Trace) -> Mask:
+    """Blocks like those that graphs had saved at the end, and no variable held, or fewer of them."""
+    alloc, kind, variables = allocations(trace), kinds(trace), meta.of(trace).variables
+    held = {address for each in variables for address in each.addresses}
+    saved = {address for each in variables for address in each.graph_addresses} - held
+    there = alloc.completed < 0
+    of_graphs, of_variables = (
+        kind[there & np.isin(alloc.address, np.array([*those], np.uint64))]
+        for those in (saved, held)
+    )
+    most = {each: int((of_variables == each).sum()) for each in np.unique(of_graphs)}
+    alone = [each for each, others in most.items() if (of_graphs == each).sum() > others]
+    is_alike: Mask = np.isin(kind, np.array(alone, np.uint64))
+    return is_alike
