@@ -49,7 +49,7 @@ class History(Steps):
             errors.UsageError: there was no look at it.
         """
         for one in self.looks:
-            if one.step <= step < one.step + one.steps:
+            if one.step <= step < one.step + max(one.steps, 1):  # a program may end no step
                 return views.read(self.folder / one.file)
         there = ", ".join(str(one.step) for one in self.looks) or "none"
         raise errors.UsageError(f"there was no look at step {step}; looks begin with: {there}")

@@ -26,7 +26,7 @@ from pytracer import errors
 from pytracer.basics import environment
 from pytracer.basics.units import parse_size, size_text
 from pytracer.capture.allowance import Allowance
-from pytracer.capture.session import Held
+from pytracer.capture.session import Held, all_devices
 from pytracer.data import step_totals
 from pytracer.data._native import C
 from pytracer.data.schema import device_name
@@ -106,10 +106,7 @@ class always:  # noqa: N801 - reads as a word: `with always():`
             errors.CannotWrite: the folder is there already, or cannot be made.
             errors.CaptureError: these allocators cannot be counted, or are counted already.
         """
-        import torch
-
-        if not self._devices:
-            self._devices = ("cpu", "cuda") if torch.version.cuda else ("cpu",)
+        self._devices = self._devices or all_devices()
         self._make_folder()
         problem = C.count_totals(cpu="cpu" in self._devices, device="cuda" in self._devices)
         if problem:
