@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 from pytracer import errors
 from pytracer.data import frames
-from pytracer.data.history import Steps, is_history
+from pytracer.data.history import Steps, histories_in, is_history
 from pytracer.reading import views
 from pytracer.reading.views import LoadedTrace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["History", "is_history"]
+__all__ = ["History", "histories_in", "is_history"]
 
 _STEP_COLUMNS = (
     "step",
