@@ -118,8 +118,8 @@ def test_opentelemetry_names_the_card(monkeypatch) -> None:
     def gauge(name: str, unit: str) -> object:
         return SimpleNamespace(set=lambda value, about: told.append((name, value, about)))
 
-    others = {key: one for key, one in scalars._GAUGES.items() if key[0] == "prometheus"}
-    monkeypatch.setattr(scalars, "_GAUGES", others)
+    monkeypatch.setattr(scalars, "_GAUGES", {})
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)  # keeps its gauges for ever
     metrics = ModuleType("opentelemetry.metrics")
     metrics.Meter = SimpleNamespace(create_gauge=None)  # type: ignore[attr-defined]
     metrics.get_meter = lambda _: SimpleNamespace(create_gauge=gauge)  # type: ignore[attr-defined]
