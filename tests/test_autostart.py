@@ -249,7 +249,7 @@ def test_commands_of_ours_do_what_they_are_asked_and_no_more(tmp_path: Path, sit
 def test_a_program_gives_its_file_its_name_and_helpers_have_none(
     original: list[str], arguments: list[str], name: str | None
 ) -> None:
-    assert autostart._program(original, arguments) == name
+    assert autostart.program_of(original, arguments) == name
 
 
 def test_it_costs_a_tenth_of_a_millisecond_where_it_is_not_set(

@@ -28,6 +28,7 @@ DRIVER = r"""
 #include <cstdlib>
 #include <string_view>
 
+#include "device_totals.h"
 #include "recorder.h"
 
 using namespace pytracer;
@@ -35,6 +36,15 @@ using namespace pytracer;
 int main(int, char** arguments) {
   std::string_view what = arguments[1];
   long times = std::atol(arguments[2]);
+  if (what == "alloc_and_free_between_looks") {
+    DeviceTotals::get().begin();
+    for (long i = 0; i < times; ++i) {
+      auto address = static_cast<uint64_t>(0x1000 + i * 64);
+      DeviceTotals::get().count_host_alloc(address, 64);
+      DeviceTotals::get().count_host_free(address);
+    }
+    return 0;
+  }
   Recorder& recorder = Recorder::get();
   uint32_t session = recorder.begin_session(Recorder::kNoLimit);
   ThreadState& thread = Recorder::this_thread();
@@ -62,11 +72,14 @@ int main(int, char** arguments) {
 }
 """
 
+_FILES = ("recorder", "scope_stack", "forward_map", "device_totals")
+
 # Instructions each may take: a little more than it does, for other compilers.
 LIMITS = {
     "op": 60,  # entered and left, nothing happens inside: most operators
     "alloc_and_free": 390,  # two events
     "op_with_alloc_and_free": 920,  # two events and an operator's begin and end
+    "alloc_and_free_between_looks": 150,  # two events while a recorder is always on
 }
 
 
@@ -80,7 +93,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, program = folder / "driver.cpp", folder / "driver"
     source.write_text(DRIVER)
     options = ("-std=c++20", "-O3", "-fPIC", "-pthread", f"-I{CORE}")
-    recorder = [CORE / f"{name}.cpp" for name in ("recorder", "scope_stack", "forward_map")]
+    recorder = [CORE / f"{name}.cpp" for name in _FILES]
     subprocess.run(["g++", *options, source, *recorder, "-o", program], check=True)
     return program
 

@@ -32,6 +32,7 @@ PARTS = {
     "tests": ["-m", "pytest", "-n", "2", "--dist", "worksteal"],  # with Ctrl-C at every time
     "public-programs": ["tools/public_programs.py"],
     "exports": ["benchmarks/exports.py", "--write"],
+    "always": ["benchmarks/always.py"],
     "synchronisation": ["benchmarks/synchronisation.py"],  # needs valgrind
 }
 

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace pytracer {
@@ -32,6 +33,22 @@ class AddressTable {
     }
     place_slot({address, value});
     ++size_;
+  }
+
+  // Returns the value that the address had; a negative one if it had none.
+  Value put(uint64_t address, Value value) {
+    if ((size_ + 1) * 2 > slots_.size()) {
+      grow();
+    }
+    size_t at = home(address);
+    for (; slots_[at].value != kNone; at = next(at)) {
+      if (slots_[at].address == address) {
+        return std::exchange(slots_[at].value, value);
+      }
+    }
+    slots_[at] = {address, value};
+    ++size_;
+    return kNone;
   }
 
   void erase(Value* found) {

@@ -30,6 +30,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -49,6 +50,10 @@ bool made_a_graph = false;  // a backward pass of this step did: a later one may
 
 PyObject* module_call(PyObject* function, PyObject* const* args, size_t flags, PyObject* names);
 PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs);
+PyObject* annotation_begins(PyObject* function,
+                            PyObject* const* args,
+                            size_t flags,
+                            PyObject* names);
 
 std::vector<py::object>& step_counters() {
   static auto* const counters = new std::vector<py::object>;
@@ -57,6 +62,9 @@ std::vector<py::object>& step_counters() {
 
 FunctionExchange module_calls(&module_call);
 MethodExchange engine_calls(&engine_call);
+FunctionExchange annotations(&annotation_begins);
+PyObject* annotation_class = nullptr;
+int beginning_steps = 0;  // whose records have not begun
 
 // Names of modules by their address, valid in one recording and for as long as the module lives.
 struct ModuleNames {
@@ -436,7 +444,54 @@ void at_step_moment(What what) {
   }
 }
 
+bool is_step(PyObject* annotation) {
+  if (reinterpret_cast<PyObject*>(Py_TYPE(annotation)) != annotation_class) {
+    return false;  // a class of the program's has code of its own
+  }
+  py::object name = py::reinterpret_steal<py::object>(PyObject_GetAttrString(annotation, "name"));
+  const char* text = name && PyUnicode_Check(name.ptr()) ? PyUnicode_AsUTF8(name.ptr()) : nullptr;
+  if (text == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  return std::string_view(text).starts_with(private_torch::kOptimizerPrefix);
+}
+
+// args[0] is the annotation.
+PyObject* annotation_begins(PyObject* function,
+                            PyObject* const* args,
+                            size_t flags,
+                            PyObject* names) {
+  bool begins = annotations.is_put() && PyVectorcall_NARGS(flags) > 0 && is_step(args[0]);
+  if (begins) {
+    ++beginning_steps;
+    ops::install(ops::Detail::kSteps);
+  }
+  PyObject* result = annotations.original()(function, args, flags, names);
+  beginning_steps -= begins ? 1 : 0;
+  return result;
+}
+
 }  // namespace
+
+bool await_steps(bool on) {
+  if (!on) {
+    annotations.take_away();
+    return false;
+  }
+  annotation_class = private_torch::annotation_class().ptr();
+  return annotations.put(private_torch::enter_annotation().ptr());
+}
+
+void rest_between_steps() {
+  if (!Py_IsInitialized()) {
+    return;
+  }
+  WithGil locked;
+  if (annotations.is_put() && beginning_steps == 0) {
+    ops::uninstall();
+  }
+}
 
 uint64_t Step::meet() {
   if (!Py_IsInitialized()) {

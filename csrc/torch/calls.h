@@ -60,6 +60,13 @@ bool add_step_counter(PyObject* counter);
 bool remove_step_counter(PyObject* counter);
 bool remove_all_step_counters();
 
+// Whether to begin to listen to records of torch's as an optimizer's step begins, and no earlier.
+// While anybody listens, each node of a backward pass takes torch a thousand instructions more.
+// Returns whether that is possible.
+bool await_steps(bool on);
+// Ends listening until the next step, if it is awaited.
+void rest_between_steps();
+
 // Whether no other thread runs backward passes. Only the thread that trains a model may look at its
 // gradients: the engine makes them without the GIL, and when Python frees a gradient, torch
 // releases the GIL before the parameter has dropped it.

@@ -22,9 +22,19 @@ std::atomic<bool> reporting{false};
 
 void report(Action action, const void* address, uint64_t bytes) {
   auto at = reinterpret_cast<uint64_t>(address);
-  Recorder::get().record(action, kCpuPlace, at, bytes);
-  if (counting.load(std::memory_order_relaxed)) {
-    DeviceTotals::get().count(action, DeviceType::kCpu, 0, at, bytes);
+  if (recording.load(std::memory_order_relaxed)) {
+    Recorder::get().record(action, kCpuPlace, at, bytes);
+  }
+  if (!counting.load(std::memory_order_relaxed)) {
+    return;
+  }
+  DeviceTotals& totals = DeviceTotals::get();
+  if (action == Action::kAlloc) {
+    totals.count_host_alloc(at, bytes);
+  } else if (action == Action::kFreeCompleted) {
+    totals.count_host_free(at);
+  } else {
+    totals.count(action, DeviceType::kCpu, 0, at, bytes);
   }
 }
 

@@ -154,6 +154,9 @@ void leave_annotation(ThreadState& thread, at::ObserverContext* context) {
   if (entered->is_step && entered->owner == &thread) {
     entered->step.end();
   }
+  if (detail == Detail::kSteps) {
+    calls::rest_between_steps();
+  }
 }
 
 std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {

@@ -12,7 +12,7 @@ struct RecordFunction;
 namespace pytracer::ops {
 
 enum class Detail {
-  kSteps,     // only optimizers' steps, and only to count them
+  kSteps,     // only optimizers' steps, and only to count them: while one runs, if that can be seen
   kCategory,  // annotations: optimizer steps, DataLoader, FSDP
   kOp,        // these, and operators and nodes
 };

@@ -31,6 +31,16 @@ py::object call_impl() {
   return (*attributes)["_call_impl"];
 }
 
+py::object annotation_class() {
+  static auto* const kind =
+      new py::object(py::module_::import("torch.autograd.profiler").attr("record_function"));
+  return *kind;
+}
+
+py::object enter_annotation() {
+  return annotation_class().attr("__dict__")["__enter__"];
+}
+
 py::object run_backward() {
   static auto* const engine = new py::object(
       py::module_::import("torch.autograd").attr("Variable").attr("_execution_engine"));
@@ -358,6 +368,9 @@ std::vector<Check> check() {
   };
   add("torch.nn.Module._call_impl", "modules", [] {
     return unless(PyFunction_Check(call_impl().ptr()), "it is no function in Python");
+  });
+  add("torch.autograd.profiler.record_function.__enter__", "steps at little cost", [] {
+    return unless(PyFunction_Check(enter_annotation().ptr()), "it is no function in Python");
   });
   add("torch._C._EngineBase.run_backward", "backward passes", [] {
     return unless(has_exchangeable_entry(run_backward().ptr()), "its entry cannot be exchanged");

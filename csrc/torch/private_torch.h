@@ -168,6 +168,10 @@ inline constexpr char kDispatchMode[] = "PythonDispatchMode";
 // The function behind each call of a module.
 pybind11::object call_impl();
 
+// The class of annotations, and what `with` calls as one begins. An optimizer's step is one.
+pybind11::object annotation_class();
+pybind11::object enter_annotation();
+
 // The method that each backward pass goes through.
 pybind11::object run_backward();
 

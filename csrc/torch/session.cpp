@@ -186,13 +186,15 @@ std::string apply() {
     saved_tensors::uninstall();
     python_stacks::uninstall();
     std::string problem = hook_allocators(counted);
-    if (counting_steps) {
+    if (counting_steps && !calls::await_steps(true)) {
       ops::install(ops::Detail::kSteps);
     } else {
+      calls::await_steps(counting_steps);
       ops::uninstall();
     }
     return problem;
   }
+  calls::await_steps(false);
   ops::install(wants->detail);
   Recorder::on_new_thread.store(&reads::listen, std::memory_order_release);
   reads::leave_out_inner_operators(true);

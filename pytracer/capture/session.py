@@ -89,6 +89,11 @@ def default_devices(targets: Iterable[Any]) -> tuple[str, ...]:
     return ("cuda",) if torch.cuda.is_available() else ("cpu",)
 
 
+def all_devices() -> tuple[str, ...]:
+    """The devices that this torch may use. Does not ask CUDA: then the program could not choose them."""
+    return ("cpu", "cuda") if torch.version.cuda else ("cpu",)
+
+
 class Targets:
     """The models and optimizers given to a trace, held by weak references."""
 

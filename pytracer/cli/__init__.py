@@ -15,6 +15,7 @@ from typing import Any
 from pytracer import errors
 from pytracer.basics.version import __version__
 from pytracer.cli import (
+    attach,
     baseline,
     check,
     completion,
@@ -36,6 +37,8 @@ COMMANDS: tuple[Command, ...] = (
     show.Summary(),
     run.Run(),
     show.Watch(),
+    attach.Attach(),
+    attach.Detach(),
     check.Check(),
     baseline.Baseline(),
     predict.Fits(),

@@ -13,14 +13,14 @@ from typing import Any
 from pytracer import errors
 from pytracer.basics import environment
 from pytracer.cli import recording
-from pytracer.recording.start import NAME, safely, tell
+from pytracer.recording.start import NAME, error_that_ended_python, safely, tell
 
 
 def begin() -> None:
     """Records this process to its end, if PYTRACER asks for it. The program has imported torch."""
     try:
         settings = recording.in_environment(os.environ.get(NAME, "1"))
-        program = _program(_words(sys, "orig_argv"), _words(sys, "argv"))
+        program = program_of(_words(sys, "orig_argv"), _words(sys, "argv"))
         is_child = _is_child(_words(sys, "orig_argv"))
         only_children = "only" in settings and environment.world_size() == 1
         if program is not None and (is_child or not only_children):
@@ -51,13 +51,8 @@ def _record(program: str, settings: recording.Settings, *, is_child: bool) -> No
     traced.begin()
 
     def end() -> None:
-        """Called as Python ends. Python has kept the exception, if the program died of one."""
-        errors_left = (vars(sys).get(name) for name in ("last_exc", "last_value"))
-        error = next((one for one in errors_left if issubclass(type(one), BaseException)), None)
-        if hasattr(sys, "ps1"):  # a prompt goes on after errors
-            error = None
-        # Silent about programs that train nothing, because many import torch.
-        traced.end(error, gave_up=plan.skip == 0)
+        """Called as Python ends. Silent about programs that train nothing: many import torch."""
+        traced.end(error_that_ended_python(), gave_up=plan.skip == 0)
         traced.say_why()
 
     # Python calls the last registered function first, so our end comes before the recordings'.
@@ -88,8 +83,13 @@ def _is_child(original: list[str]) -> bool:
     return any(word.startswith(_CHILDREN) or word.endswith(_RAY_WORKER) for word in original)
 
 
-def _program(original: list[str], arguments: list[str]) -> str | None:
-    """The program's name; None for processes that only help or start others."""
+def program_of(original: list[str], arguments: list[str]) -> str | None:
+    """The program's name; None for processes that only help or start others.
+
+    Args:
+        original: the whole command line.
+        arguments: the script or module and its arguments, as the program sees them.
+    """
     from pytracer.recording.runner import LAUNCHERS
 
     words = iter(original[1:])

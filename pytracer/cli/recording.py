@@ -34,6 +34,7 @@ class Option(NamedTuple):
     choices: tuple[str, ...] = ()
     for_environment: bool = True  # if not, a program that has the option has no recorded children
     for_children: bool = True
+    when_attached: bool = False  # whether `pytracer attach` has it
 
     @property
     def is_switch(self) -> bool:
@@ -110,9 +111,18 @@ OPTIONS = (
         "default: SCRIPT.pytrace, or SCRIPT.1.pytrace, ...",
         "FILE",
         otherwise="the program's name, `.pytrace`",
+        when_attached=True,
     ),
     Option("force", ("-f", "--force"), _switch, "overwrite the output file", "1", default=False),
-    Option("steps", ("--steps",), _steps, 'steps to keep (default 5; or "all")', "N", default=5),
+    Option(
+        "steps",
+        ("--steps",),
+        _steps,
+        'steps to keep (default 5; or "all")',
+        "N",
+        default=5,
+        when_attached=True,
+    ),
     Option("skip", ("--skip",), _number, "steps before those to keep (default 0)", "N", default=0),
     Option(
         "watch",
@@ -173,6 +183,7 @@ OPTIONS = (
         "also record the Python line of everything",
         "1",
         default=False,
+        when_attached=True,
     ),
     Option(
         "detail",
@@ -182,6 +193,7 @@ OPTIONS = (
         "category",
         default="op",
         choices=_DETAILS,
+        when_attached=True,
     ),
     Option(
         "saved_tensors",
@@ -192,6 +204,7 @@ OPTIONS = (
         "hooks",
         default="auto",
         choices=_WAYS,
+        when_attached=True,
     ),
     Option(
         "anonymous",
@@ -200,6 +213,7 @@ OPTIONS = (
         "leave out host, process numbers, command, folders and paths",
         "1",
         default=False,
+        when_attached=True,
     ),
     Option(
         "device",
@@ -209,6 +223,7 @@ OPTIONS = (
         "cpu",
         otherwise="both, where CUDA is",
         choices=_DEVICES,
+        when_attached=True,
     ),
     Option(
         "json",
@@ -235,6 +250,7 @@ OPTIONS = (
         "the most bytes of a rank's file, about; default: 250 MB. Later events are counted",
         "SIZE",
         otherwise="250 MB",
+        when_attached=True,
     ),
     Option(
         "digests",
@@ -264,10 +280,12 @@ _WITH_ALWAYS = ("always", "path", "device", "ranks", "max_size")
 # ---------------------------------------------------------------- the command line
 
 
-def add_to(parser: argparse.ArgumentParser) -> None:
+def add_to(parser: argparse.ArgumentParser, *, when_attached: bool = False) -> None:
     """Adds the options to a parser. One that is not given is absent in the result."""
     kept = parser.add_mutually_exclusive_group()
     for option in OPTIONS:
+        if when_attached and not option.when_attached:
+            continue
         to = kept if option.key == "steps" else parser
         if option.is_switch:
             to.add_argument(
@@ -287,6 +305,8 @@ def add_to(parser: argparse.ArgumentParser) -> None:
                 choices=option.choices or None,
                 help=option.help,
             )
+    if when_attached:
+        return
     kept.add_argument(
         "--schedule",
         type=_schedule,

@@ -79,6 +79,7 @@ class Summary(Command):
       pytracer summary snapshot.pickle             torch's own memory history
       pytracer summary run/                        all ranks of a job, compared
       pytracer summary run.always                  every step since it began
+      pytracer summary 'train.rank*.always'        the same of all ranks
       pytracer summary run.pytrace --json | jq .peak.bytes
     """
 
@@ -123,6 +124,8 @@ class Summary(Command):
             return _holders(options)
         if history.is_history(options.file):
             return _history(options, screen)
+        if folders := history.histories_in(options.file):
+            return _histories(folders, options, screen)
         if jobs.is_job(options.file):
             return jobs.summary(options)
         with progress.doing(f"reading {options.file}"):
@@ -160,6 +163,19 @@ def _history(options: argparse.Namespace, screen: Any) -> int:
         output.print_json(found.document())
     else:
         print(found.table(screen.width, color=screen.color))
+    return 0
+
+
+def _histories(folders: list[Path], options: argparse.Namespace, screen: Any) -> int:
+    """Recorders of a job that were always on, one for each rank."""
+    from pytracer.data.history import Steps, ranks_in_short
+    from pytracer.export import history_text
+
+    ranks = [Steps(folder) for folder in folders]
+    if options.json:
+        output.print_json({"ranks": [vars(row) for row in ranks_in_short(ranks)]})
+    else:
+        print(history_text.of_ranks(ranks, screen))
     return 0
 
 
@@ -205,17 +221,25 @@ class Watch(Command):
 
       pytracer watch train.pytrace                from another terminal
       pytracer watch train.pytrace | tee steps.txt
+      pytracer watch train.always                 every step since it began
+      pytracer watch 'train.rank*.always'         all ranks: which departs or grows
     """
 
     name = "watch"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        output.add_trace(parser, "a .pytrace file that a program is writing")
+        output.add_trace(parser, "a .pytrace file or .always folder that a program is writing")
 
     def run(self, options: argparse.Namespace) -> int:
         from pytracer.cli import watch
+        from pytracer.data import history
 
-        watch.watch(output.trace_or_newest(options.file))
+        file = output.trace_or_newest(options.file)
+        folders = [file] if history.is_history(file) else history.histories_in(file)
+        if folders:
+            watch.watch_histories(folders)
+        else:
+            watch.watch(file)
         return 0
 
 

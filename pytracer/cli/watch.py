@@ -23,10 +23,12 @@ from pytracer import errors
 from pytracer.basics import driver
 from pytracer.basics.units import size_text
 from pytracer.cli import output
-from pytracer.export import live, terminal
+from pytracer.data.history import Steps
+from pytracer.export import history_text, live, terminal
 
 _LOOK_EVERY_S = 0.5
 _ASK_DRIVER_EVERY_S = 5.0
+_HISTORY_EVERY_S = 2.0
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _TO_LINE_END, _TO_SCREEN_END = "\x1b[H", "\x1b[K", "\x1b[J"
 _MOST_PROGRAM_BYTES = 4096  # the end of the program's output, which has its last line
@@ -46,6 +48,44 @@ def has_screen(stream: Any) -> bool:
     """Whether the stream is a terminal that can show the screen and take keys."""
     there = stream is not None and stream.isatty() and sys.stdin is not None and sys.stdin.isatty()
     return there and os.environ.get("TERM", "dumb") not in ("dumb", "")
+
+
+def watch_histories(folders: Sequence[Path]) -> None:
+    """Shows recorders that are always on, one for each rank, until all of them are over."""
+    on_screen = has_screen(sys.stdout)
+    shown = ""
+    keys = _own_terminal(sys.stdin.fileno(), sys.stdout.fileno()) if on_screen else _no_terminal()
+    with keys as wake:
+        while True:
+            ranks = [Steps(folder) for folder in folders]
+            text = history_text.of_ranks(ranks) if len(ranks) > 1 else history_text.render(ranks[0])
+            if on_screen:
+                lines = text.splitlines()[: (os.get_terminal_size().lines or 24) - 1]
+                picture = _HOME + f"{_TO_LINE_END}\r\n".join(lines) + _TO_LINE_END + _TO_SCREEN_END
+                write_all(sys.stdout.fileno(), picture.encode("utf-8", "replace"))
+            elif text != shown:
+                print(f"{text}\n", flush=True)
+            shown = text
+            if all(rank.is_over for rank in ranks) or (
+                on_screen and _is_left(_HISTORY_EVERY_S, wake)
+            ):
+                break
+            if not on_screen:
+                time.sleep(_HISTORY_EVERY_S)
+    if on_screen:
+        print(shown)
+
+
+@contextlib.contextmanager
+def _no_terminal() -> Iterator[int]:
+    yield -1
+
+
+def _is_left(wait_s: float, wake: int) -> bool:
+    """Whether the key to leave, or Ctrl-C, comes within that time."""
+    ready, _, _ = select.select([sys.stdin.fileno(), wake], [], [], wait_s)
+    pressed = [os.read(one, 4096) for one in ready]
+    return any(not keys or b"q" in keys.lower() for keys in pressed)
 
 
 def _closing_line(following: live.Following) -> str:

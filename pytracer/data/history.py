@@ -1,6 +1,7 @@
 """What the folder of a recorder that is always on says: every step in short, its looks, what was noted."""
 
 import json
+import platform
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,10 +13,20 @@ from pytracer.data.step_totals import StepTotals
 if TYPE_CHECKING:
     import numpy as np
 
+_DEPARTS, _DEPARTS_BYTES = 0.02, 1 << 20  # from the middle rank, both
+_BEHIND, _BEHIND_STEPS = 0.05, 3
+
 
 def is_history(path: str | Path) -> bool:
     """Whether the path is the folder of a recorder that is always on."""
     return (Path(path) / step_totals.NAME).is_file()
+
+
+def histories_in(path: str | Path) -> list[Path]:
+    """The folders of recorders in this folder, or that match this pattern: one for each rank."""
+    place = Path(path)
+    found = place.parent.glob(place.name) if "*" in place.name else place.glob("*")
+    return sorted(folder for folder in found if is_history(folder))
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,25 @@ class Steps:
         return str(self.totals.header.get("command", ""))
 
     @property
+    def rank(self) -> int:
+        """The process's number in its job."""
+        return int(self.totals.header.get("rank", 0))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its program has ended it, or is gone from this machine."""
+        if any(event["kind"] == "ended" for event in self.events):
+            return True
+        header = self.totals.header
+        return header.get("host") == platform.node() and not Path(f"/proc/{header['pid']}").exists()
+
+    @property
+    def grows(self) -> dict[str, Any] | None:
+        """The last event that says that memory grows; None if there is none."""
+        told = [event for event in self.events if event["kind"] == "grows"]
+        return told[-1] if told else None
+
+    @property
     def step_count(self) -> int:
         """The number of steps that are over."""
         return self.totals.steps
@@ -93,6 +123,55 @@ class Steps:
         except OSError:  # nothing was noted yet
             return []
         return [event for event in map(_event, lines) if event is not None]
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """A rank in short, by the device that matters most: accelerators come first."""
+
+    rank: int
+    steps: int
+    device: str
+    usual: int
+    highest: int
+    highest_step: int
+    now: int
+    departs: bool  # its usual peak differs from the middle one of all ranks
+    behind: bool  # it has ended far fewer steps than the others, or none for long
+    grows: str  # what says so; "" if its memory does not grow
+
+
+def ranks_in_short(ranks: list[Steps]) -> list[RankRow]:
+    """A row for each rank that has ended a step, in their order."""
+    known = sorted((one for one in ranks if one.devices), key=lambda one: one.rank)
+    if not known:
+        return []
+    main = [one.devices[0] for one in known]
+    usual = sorted(device.usual for device in main)[len(main) // 2]
+    most = max(one.step_count for one in known)
+    return [
+        RankRow(
+            rank=one.rank,
+            steps=one.step_count,
+            device=device.device,
+            usual=device.usual,
+            highest=device.highest,
+            highest_step=device.highest_step,
+            now=device.now,
+            departs=abs(device.usual - usual) > max(_DEPARTS * usual, _DEPARTS_BYTES),
+            behind=one.step_count < most - max(_BEHIND * most, _BEHIND_STEPS),
+            grows=_growth(one),
+        )
+        for one, device in zip(known, main, strict=True)
+    ]
+
+
+def _growth(one: Steps) -> str:
+    if one.grows is None:
+        return ""
+    later = one.grows["step"]
+    alarms = [each for each in one.events if each["kind"] == "alarm" and each["step"] >= later]
+    return str(alarms[-1]["text"]) if alarms else f"since step {later:,}"
 
 
 def _event(line: str) -> dict[str, Any] | None:

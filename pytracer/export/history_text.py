@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pytracer.basics.units import size_text, time_text
-from pytracer.data.history import Look, Steps
+from pytracer.data.history import Look, Steps, ranks_in_short
 from pytracer.export.terminal import BOLD, PLAIN, Terminal
 
 _MOST_EVENTS = 6
@@ -33,6 +33,36 @@ def render(history: Steps, terminal: Terminal = PLAIN) -> str:
     for look in history.looks:
         lines += terminal.paragraph("look", _look(look))
     lines += ["", *_commands(history)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def of_ranks(ranks: list[Steps], terminal: Terminal = PLAIN) -> str:
+    """The ranks of a job, with which departs and which leaks."""
+    rows = ranks_in_short(ranks)
+    if not rows:
+        return "no rank has ended a step yet"
+    head = f"{len(rows)} ranks of {ranks[0].command or 'a program'}"
+    lines = [terminal.paint(head, BOLD), ""]
+    lines.append(f"{'rank':>5}{'steps':>11}{'usual':>11}{'highest':>11}{'in step':>11}{'now':>11}")
+    for row in rows:
+        sizes = (size_text(row.usual), size_text(row.highest), f"{row.highest_step:,}")
+        numbers = "".join(f"{text:>11}" for text in (f"{row.steps:,}", *sizes, size_text(row.now)))
+        lines.append(f"{row.rank:>5}{numbers}  {row.device}")
+    lines.append("")
+    usual = sorted(row.usual for row in rows)[len(rows) // 2]
+    for row in rows:
+        if row.departs:
+            text = f"rank {row.rank}: {size_text(row.usual)}, where the middle rank has {size_text(usual)}"
+            lines += terminal.paragraph("departs", text)
+    for row in rows:
+        if row.behind:
+            lines += terminal.paragraph("behind", f"rank {row.rank}: {row.steps:,} steps")
+    for row in rows:
+        if row.grows:
+            lines += terminal.paragraph("grows", f"rank {row.rank}: {row.grows}")
+    if not any(row.departs or row.behind or row.grows for row in rows):
+        lines.append("All ranks are alike, and none grows.")
+    lines += ["", f"Look at one:   pytracer summary {shlex.quote(str(ranks[0].folder))}"]
     return "\n".join(line.rstrip() for line in lines)
 
 

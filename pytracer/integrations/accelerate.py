@@ -23,7 +23,6 @@ class MemoryTrace:
         self._callback = Callback(**options)
         self._counter = Held()
         self._counter.count_steps(self._stepped)
-        self._logged = False
         self._callback.begin(*(accelerator.unwrap_model(target) for target in targets))
 
     @property
@@ -50,7 +49,6 @@ class MemoryTrace:
         self._log()
 
     def _log(self) -> None:
-        scalars = self._callback.scalars()
-        if scalars and not self._logged and self._accelerator.trackers:
-            self._logged = True
+        scalars = self._callback.new_scalars() if self._accelerator.trackers else {}
+        if scalars:
             self._accelerator.log(scalars)

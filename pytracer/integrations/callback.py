@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pytracer import errors
 from pytracer.basics import environment
 from pytracer.capture.cycles import NOT_WATCHED, Recording
+from pytracer.data.step_totals import StepRow
 from pytracer.integrations import scalars
 from pytracer.recording.api import free_name, is_out_of_memory, trace
 
@@ -36,7 +37,9 @@ class Callback:
         table: show the table on rank 0, and a page if memory runs out.
         writer: a TensorBoard SummaryWriter to log to. W&B, MLflow, Prometheus and OpenTelemetry get
             the figures if the program has imported them.
-        log: a file that gets a JSON line for each kept step.
+        log: a file that gets a JSON line for each kept step; with `always`, for each step.
+        always: instead of all that, be always on: True, or the folder to make. See docs/always.md.
+        every: with `always`, after how many steps the figures are sent.
         **options: options of `pytracer.trace`: stacks, detail, devices, ...
     """
 
@@ -50,13 +53,19 @@ class Callback:
         table: bool = True,
         writer: Any = None,
         log: str | Path | None = None,
+        always: bool | str | Path = False,
+        every: int = 1,
         **options: Any,
     ) -> None:
         """Does not record until `begin`."""
         self._steps, self._skip, self._watch = steps, skip, watch
         self._path = None if path is None else environment.file_of_rank(Path(path))
         self._table, self._writer, self._log, self._options = table, writer, log, options
+        self._always, self._every = always, every
+        self._recorder: Any = None  # that is always on
         self._recording: Recording | None = None
+        self._untold: Any = None  # a trace whose figures no framework has asked for
+        self._new: dict[str, float] = {}
         self._attempt = 0
         self._file: Path | None = None  # of this attempt
         self.trace: trace | None = None  # of the kept steps, once they are over
@@ -64,6 +73,9 @@ class Callback:
     def begin(self, *targets: Any) -> None:
         """Call this when the training starts, or starts again after a failed attempt."""
         self.end()
+        if self._always:
+            self._begin_always(*targets)
+            return
         self._file = None if self._path is None else self._attempts_path(self._path)
         keep = {} if self._file is None else {"path": self._file}
         self._attempt += 1
@@ -87,6 +99,9 @@ class Callback:
     def end(self, error: BaseException | None = None) -> None:
         """Call this when the training is over, or has failed with `error`."""
         recording, self._recording = self._recording, None
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.end(error)
         if recording is None:
             return
         recording.end(error)
@@ -100,12 +115,14 @@ class Callback:
                 path = free_name("pytracer-oom")
                 self._say(f"{recording.last.post_mortem()}\nsaved     {recording.last.save(path)}")
 
-    def scalars(self) -> dict[str, float]:
-        """The figures of the kept steps for loggers. Empty until the steps are over."""
-        return {} if self.trace is None else scalars.of(self.trace)
+    def new_scalars(self) -> dict[str, float]:
+        """The figures for a framework's loggers that nobody has taken yet, if there are any."""
+        traced, self._untold = self._untold, None
+        new, self._new = self._new, {}
+        return new if traced is None else scalars.of(traced)
 
     def _ready(self, traced: trace) -> None:
-        self.trace = traced
+        self.trace = self._untold = traced
         if environment.rank() != 0:
             return
         if self._table:
@@ -114,6 +131,27 @@ class Callback:
         scalars.log(traced, writer=self._writer)
         if self._log is not None:
             scalars.add_lines(traced, self._log)
+
+    def _begin_always(self, *targets: Any) -> None:
+        from pytracer.recording.always import always
+
+        path = Path("pytracer.always" if self._always is True else str(self._always))
+        path = self._attempts_path(path)
+        self._attempt += 1
+        try:
+            self._recorder = always(
+                path, *targets, each=self._send, every=self._every, **self._options
+            ).begin()
+        except errors.PytracerError as problem:
+            errors.warn(str(problem))
+
+    def _send(self, rows: list[StepRow]) -> None:
+        if rows:
+            _, self._new = scalars.of_step(rows)
+        if environment.rank() == 0:
+            scalars.log_step(rows, writer=self._writer)
+            if self._log is not None:
+                scalars.add_line_of_step(rows, self._log)
 
     def _say(self, text: str) -> None:
         sys.stderr.write(f"\n{text}\n")

@@ -19,7 +19,6 @@ class MemoryTrace(LightningCallback):  # type: ignore[misc]
         super().__init__()
         self._callback = Callback(**options)
         self._seen = 0
-        self._logged = False
 
     @property
     def trace(self) -> Any:
@@ -29,7 +28,6 @@ class MemoryTrace(LightningCallback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Starts to record, also at a second attempt."""
         self._seen = trainer.global_step
-        self._logged = False
         self._callback.begin(pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
@@ -49,8 +47,7 @@ class MemoryTrace(LightningCallback):  # type: ignore[misc]
         self._callback.end(exception)
 
     def _log(self, trainer: Any) -> None:
-        scalars = self._callback.scalars()
-        if scalars and not self._logged:
-            self._logged = True
+        scalars = self._callback.new_scalars()
+        if scalars:
             for logger in trainer.loggers:
                 logger.log_metrics(scalars, step=trainer.global_step)

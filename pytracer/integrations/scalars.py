@@ -5,13 +5,19 @@ imports none of them.
 """
 
 import contextlib
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pytracer import errors
+from pytracer.data.schema import device_name
+from pytracer.data.step_totals import StepRow
 from pytracer.reading.views import Views
 
+_GPU_USAGE = "hw.gpu.memory.usage"  # of OpenTelemetry's semantic conventions
+_AT_PEAK = "_at_peak"
 _GAUGES: dict[
     tuple[str, str], Any
 ] = {}  # kept, because both libraries refuse a second gauge of one name
@@ -23,19 +29,42 @@ def of(traced: Views) -> dict[str, float]:
     figures = {"memory/peak_bytes": float(peak.bytes)}
     for category, amount in peak.by_category.items():
         if amount:
-            figures[f"memory/{category}_at_peak"] = float(amount)
+            figures[f"memory/{category}{_AT_PEAK}"] = float(amount)
     with contextlib.suppress(errors.UsageError):
         figures["memory/growth_per_step"] = float(traced.growth_per_step())
     return figures
 
 
+def of_step(rows: list[StepRow]) -> tuple[str, dict[str, float]]:
+    """The device that matters most in a step, accelerators first, and its bytes by name."""
+    row = max(rows, key=lambda row: (row.device[0] > 0, row.peak))
+    return device_name(*row.device), {
+        "memory/peak_bytes": float(row.peak),
+        "memory/now_bytes": float(row.now),
+        "memory/reserved_bytes": float(row.reserved_peak),
+        "memory/failed_requests": float(row.failed),
+    }
+
+
 def log(traced: Views, *, writer: Any = None, step: int = 0) -> None:
-    """Sends the figures to the imported loggers, and to a TensorBoard SummaryWriter."""
-    figures = of(traced)
-    _to_wandb(figures)
+    """Sends a trace's figures to the imported loggers, and to a TensorBoard SummaryWriter."""
+    _send(of(traced), writer, step, traced.peak.device)
+
+
+def log_step(rows: list[StepRow], *, writer: Any = None) -> None:
+    """Sends a step's figures there, from a recorder that is always on."""
+    if rows:
+        device, figures = of_step(rows)
+        _send(figures, writer, rows[0].step, device, is_step=True)
+
+
+def _send(
+    figures: dict[str, float], writer: Any, step: int, device: str, *, is_step: bool = False
+) -> None:
+    _to_wandb(figures, is_step=is_step)
     _to_mlflow(figures, step)
     _to_prometheus(figures)
-    _to_opentelemetry(figures)
+    _to_opentelemetry(figures, device)
     if writer is not None:
         for name, value in figures.items():
             writer.add_scalar(name, value, step)
@@ -47,10 +76,19 @@ def add_lines(traced: Views, path: str | Path) -> None:
         file.write(traced.steps().reset_index().to_json(orient="records", lines=True))
 
 
-def _to_wandb(figures: dict[str, float]) -> None:
+def add_line_of_step(rows: list[StepRow], path: str | Path) -> None:
+    """Appends one JSON line per device of a step."""
+    with Path(path).open("a", encoding="utf-8") as file:
+        for row in rows:
+            about = {**asdict(row), "device": device_name(*row.device)}
+            file.write(f"{json.dumps(about)}\n")
+
+
+def _to_wandb(figures: dict[str, float], *, is_step: bool) -> None:
     wandb = sys.modules.get("wandb")
     if wandb is not None and getattr(wandb, "run", None) is not None:
-        wandb.run.log(figures)
+        # Those of each step go with the program's next row: W&B counts the rows.
+        wandb.run.log(figures, commit=False) if is_step else wandb.run.log(figures)
 
 
 def _to_mlflow(figures: dict[str, float], step: int) -> None:
@@ -69,15 +107,26 @@ def _to_prometheus(figures: dict[str, float]) -> None:
             _GAUGES[key].set(value)
 
 
-def _to_opentelemetry(figures: dict[str, float]) -> None:
+def _to_opentelemetry(figures: dict[str, float], device: str) -> None:
     metrics = sys.modules.get("opentelemetry.metrics")
     if metrics is not None and hasattr(metrics.Meter, "create_gauge"):
         meter = metrics.get_meter("pytracer")
         for name, value in figures.items():
-            key = "opentelemetry", name
-            if key not in _GAUGES:
-                _GAUGES[key] = meter.create_gauge(_metric(name), unit="By")
-            _GAUGES[key].set(value)
+            of_device = {"hw.id": device}
+            _gauge(meter, _metric(name)).set(value, of_device)
+            short = name.removeprefix("memory/")
+            if device.startswith("cuda") and short == "now_bytes":
+                _gauge(meter, _GPU_USAGE).set(value, of_device)
+            if device.startswith("cuda") and short.endswith(_AT_PEAK):
+                category = short.removesuffix(_AT_PEAK)
+                _gauge(meter, _GPU_USAGE).set(value, {**of_device, "pytracer.category": category})
+
+
+def _gauge(meter: Any, name: str) -> Any:
+    key = "opentelemetry", name
+    if key not in _GAUGES:
+        _GAUGES[key] = meter.create_gauge(name, unit="By")
+    return _GAUGES[key]
 
 
 def _metric(name: str) -> str:

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 from pytracer import errors
 from pytracer.data import frames
-from pytracer.data.history import Steps, is_history
+from pytracer.data.history import Steps, histories_in, is_history
 from pytracer.reading import views
 from pytracer.reading.views import LoadedTrace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["History", "is_history"]
+__all__ = ["History", "histories_in", "is_history"]
 
 _STEP_COLUMNS = (
     "step",
@@ -49,7 +49,7 @@ class History(Steps):
             errors.UsageError: there was no look at it.
         """
         for one in self.looks:
-            if one.step <= step < one.step + one.steps:
+            if one.step <= step < one.step + max(one.steps, 1):  # a program may end no step
                 return views.read(self.folder / one.file)
         there = ", ".join(str(one.step) for one in self.looks) or "none"
         raise errors.UsageError(f"there was no look at step {step}; looks begin with: {there}")

@@ -15,6 +15,7 @@ import contextlib
 import json
 import logging
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ from pytracer import errors
 from pytracer.basics import environment
 from pytracer.basics.units import parse_size, size_text
 from pytracer.capture.allowance import Allowance
-from pytracer.capture.session import Held
+from pytracer.capture.session import Held, all_devices
 from pytracer.data import step_totals
 from pytracer.data._native import C
 from pytracer.data.schema import device_name
@@ -64,6 +65,8 @@ class always:  # noqa: N801 - reads as a word: `with always():`
         alarm: called with a sentence when memory grows and the reason is proved, when a peak comes near the
             card's memory, and when a request fails. Each is also a warning of the logger "pytracer".
         devices: "cpu", "cuda" or both. By default both, if there is CUDA.
+        each: called with the rows of a step, one for each device, accelerators last.
+        every: after how many steps `each` is called.
     """
 
     def __init__(
@@ -74,11 +77,14 @@ class always:  # noqa: N801 - reads as a word: `with always():`
         share: float = SHARE,
         alarm: Callable[[str], object] | None = None,
         devices: tuple[str, ...] | str = (),
+        each: Callable[[list[StepRow]], object] | None = None,
+        every: int = 1,
     ) -> None:
         """Counts nothing until `begin`."""
         self._path = Path(path)
         self._targets, self._size, self._alarm = targets, parse_size(size), alarm
         self._devices = (devices,) if isinstance(devices, str) else devices
+        self._each, self._every = each, max(every, 1)
         self._held = Held()
         self._allowance = Allowance(share=share)
         self._looks = Looks()
@@ -106,10 +112,7 @@ class always:  # noqa: N801 - reads as a word: `with always():`
             errors.CannotWrite: the folder is there already, or cannot be made.
             errors.CaptureError: these allocators cannot be counted, or are counted already.
         """
-        import torch
-
-        if not self._devices:
-            self._devices = ("cpu", "cuda") if torch.version.cuda else ("cpu",)
+        self._devices = self._devices or all_devices()
         self._make_folder()
         problem = C.count_totals(cpu="cpu" in self._devices, device="cuda" in self._devices)
         if problem:
@@ -136,6 +139,7 @@ class always:  # noqa: N801 - reads as a word: `with always():`
         self._counts = False
         C.count_totals(cpu=False, device=False)
         self._hear(self._reader.finish())
+        self._note("ended")
         file, self._file = self._file, None
         file.close()
         if self.step == 0 and not self._kept:
@@ -179,10 +183,12 @@ class always:  # noqa: N801 - reads as a word: `with always():`
         assert self._file is not None
         step, now = self.step, time.time_ns()
         took, self._ended_ns = now - self._ended_ns, now
+        rows = []
         for kind, index, *counted in C.end_step_of_totals():
             device = (kind, index)
             row = StepRow(step, now, max(took, 0), self._look is not None, device, *counted)
             self._file.add(row)
+            rows.append(row)
             if self._look is not None:
                 self._highest = max(self._highest, (row.peak, self._look_from))
             found = self._looks.saw(step, device, row.peak, row.now)
@@ -196,6 +202,12 @@ class always:  # noqa: N801 - reads as a word: `with always():`
             if kind:
                 self._compare_with_the_card(index, row.peak)
         self.step += 1
+        if self._each is not None and self.step % self._every == 0:
+            try:
+                self._each(rows)
+            except Exception as problem:  # such as a logger's connection
+                _log.warning("no figures are sent any more: %s", problem)
+                self._each = None
 
     def _compare_with_the_card(self, index: int, peak: int) -> None:
         import torch
@@ -297,6 +309,7 @@ class always:  # noqa: N801 - reads as a word: `with always():`
             "command": Path(sys.argv[0]).name if sys.argv else "",
             "pid": os.getpid(),
             "rank": environment.rank(),
+            "host": platform.node(),
             "began_unix_ns": time.time_ns(),
         }
         try:

@@ -124,6 +124,13 @@ def tell(text: str) -> None:
         _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
 
 
+def error_that_ended_python() -> "BaseException | None":
+    """The exception of which the program dies. Python has kept it, unless a prompt goes on."""
+    left = (vars(sys).get(name) for name in ("last_exc", "last_value"))
+    error = next((one for one in left if issubclass(type(one), BaseException)), None)
+    return None if hasattr(sys, "ps1") else error
+
+
 # ---------------------------------------------------------------------- our imports
 
 

@@ -467,15 +467,12 @@ class Traced:
         )
 
     def _trace(self, *, keeps: bool = False, **more: Any) -> Any:
-        import torch
-
+        from pytracer.capture.session import all_devices
         from pytracer.recording.api import trace
 
         if keeps:
             more |= self._reserve()
-        # Does not ask CUDA for devices: after that, the program could not choose them any more.
-        devices = self._plan.devices or (("cpu", "cuda") if torch.version.cuda else ("cpu",))
-        return trace(devices=devices, **more)
+        return trace(devices=self._plan.devices or all_devices(), **more)
 
     def _reserve(self) -> dict[str, Any]:
         """Makes the file of the steps to keep, and returns the arguments of `trace` for it."""

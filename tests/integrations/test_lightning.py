@@ -1,10 +1,12 @@
 """Lightning, unmodified but for `callbacks=[MemoryTrace()]`."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+
+import pytracer
 
 lightning = pytest.importorskip("lightning.pytorch")
 pytestmark = pytest.mark.filterwarnings("default")
@@ -66,3 +68,19 @@ def test_memory_that_runs_out_is_explained(tmp_path, capsys, monkeypatch) -> Non
     assert "out of memory on cpu" in page
     assert "test_lightning.py:" in page.split("alive")[0].split("asked")[1]
     assert list(tmp_path.glob("pytracer-oom-*.pytrace"))
+
+
+def test_one_option_is_always_on_and_lightnings_loggers_get_steps(tmp_path) -> None:
+    from pytracer.integrations.lightning import MemoryTrace
+
+    class Logger(lightning.loggers.logger.DummyLogger):
+        steps: ClassVar[list[int]] = []
+
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            if "memory/peak_bytes" in metrics and step is not None:
+                self.steps.append(step)
+
+    folder = tmp_path / "mine.always"
+    fit(Model(), MemoryTrace(always=folder, devices="cpu"), tmp_path, Logger())
+    assert pytracer.History(folder).step_count == 6
+    assert Logger.steps == [1, 2, 3, 4, 5, 6]

@@ -3,13 +3,16 @@
 import inspect
 import json
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 import pytracer
+from pytracer.data.step_totals import StepRow
 from pytracer.integrations import scalars
+from pytracer.integrations.callback import Callback
 
 
 @pytest.fixture
@@ -80,6 +83,88 @@ def test_opentelemetry_exports_them(traced) -> None:
     assert values["pytracer_memory_peak_bytes"] == 400
 
 
+CARD, HOST = (1, 3), (0, 0)
+
+
+def a_step(number: int, device: tuple[int, int], peak: int) -> StepRow:
+    return StepRow(number, 10, 5, False, device, peak // 2, peak, 2 * peak, 4, 3, 0)
+
+
+def test_figures_of_a_step_are_those_of_the_accelerator(monkeypatch) -> None:
+    rows = [a_step(7, HOST, 900), a_step(7, CARD, 400)]
+    told: list[tuple[object, object]] = []
+    wandb, mlflow = ModuleType("wandb"), ModuleType("mlflow")
+    run = SimpleNamespace(log=lambda figures, commit: told.append((figures, commit)))
+    wandb.run = run  # type: ignore[attr-defined]
+    mlflow.active_run = lambda: 1  # type: ignore[attr-defined]
+    mlflow.log_metrics = lambda figures, step: told.append((figures, step))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    writer = SimpleNamespace(add_scalar=lambda *about: told.append(about))
+    scalars.log_step(rows, writer=writer)
+    figures = {
+        "memory/peak_bytes": 400.0,
+        "memory/now_bytes": 200.0,
+        "memory/reserved_bytes": 800.0,
+        "memory/failed_requests": 0.0,
+    }
+    assert told[:2] == [(figures, False), (figures, 7)]  # no row of W&B's of its own
+    assert told[2:] == [(name, value, 7) for name, value in figures.items()]
+
+
+def test_opentelemetry_names_the_card(monkeypatch) -> None:
+    told: list[tuple[str, float, object]] = []
+
+    def gauge(name: str, unit: str) -> object:
+        return SimpleNamespace(set=lambda value, about: told.append((name, value, about)))
+
+    monkeypatch.setattr(scalars, "_GAUGES", {})
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)  # keeps its gauges for ever
+    metrics = ModuleType("opentelemetry.metrics")
+    metrics.Meter = SimpleNamespace(create_gauge=None)  # type: ignore[attr-defined]
+    metrics.get_meter = lambda _: SimpleNamespace(create_gauge=gauge)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "opentelemetry.metrics", metrics)
+    scalars.log_step([a_step(1, CARD, 400)])
+    assert ("hw.gpu.memory.usage", 200.0, {"hw.id": "cuda:3"}) in told
+    assert ("pytracer_memory_peak_bytes", 400.0, {"hw.id": "cuda:3"}) in told
+    scalars._send({"memory/weights_at_peak": 8.0}, None, 0, "cuda:3")
+    weights = {"hw.id": "cuda:3", "pytracer.category": "weights"}
+    assert ("hw.gpu.memory.usage", 8.0, weights) in told
+
+
+def test_always_on_sends_every_nth_step(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    weight = torch.nn.Parameter(torch.ones(100))
+    optimizer = torch.optim.SGD([weight])
+    callback = Callback(always="mine.always", every=2, log="steps.jsonl", devices="cpu")
+    callback.begin()
+    for _ in range(6):
+        (weight * 2).sum().backward()
+        optimizer.step()
+        callback.stepped()
+    assert callback.new_scalars()["memory/peak_bytes"] > 0
+    assert callback.new_scalars() == {}
+    callback.end()
+    lines = [json.loads(line) for line in Path("steps.jsonl").read_text().splitlines()]
+    history = pytracer.History("mine.always").steps()
+    assert [line["step"] for line in lines] == [1, 3, 5]
+    assert [line["peak"] for line in lines] == history.peak.tolist()[1::2]
+
+
+def test_a_logger_that_fails_ends_no_recorder(tmp_path) -> None:
+    weight = torch.nn.Parameter(torch.ones(100))
+    optimizer = torch.optim.SGD([weight])
+
+    def fails(rows: list[StepRow]) -> None:
+        raise OSError("no connection")
+
+    with pytracer.always(tmp_path / "mine.always", each=fails, devices="cpu"):
+        for _ in range(4):
+            (weight * 2).sum().backward()
+            optimizer.step()
+    assert pytracer.History(tmp_path / "mine.always").step_count == 4
+
+
 def test_a_file_gets_a_json_line_for_each_step(tmp_path) -> None:
     weight = torch.nn.Parameter(torch.ones(100))
     optimizer = torch.optim.SGD([weight])
@@ -106,6 +191,8 @@ def test_a_frameworks_callback_shows_its_options(framework) -> None:
         "watch",
         "writer",
         "log",
+        "always",
+        "every",
     } <= signature.parameters.keys()
     assert "steps to keep" in module.MemoryTrace.__doc__
     assert "self" not in signature.parameters

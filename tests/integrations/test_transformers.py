@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+import pytracer
+
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 pytestmark = pytest.mark.filterwarnings("default")
@@ -119,3 +121,11 @@ def test_an_excepthook_of_somebody_elses_stays_and_a_failed_training_is_let_go(m
     gc.collect()
     assert alive() is None
     sys.excepthook(RuntimeError, RuntimeError("later"), None)
+
+
+def test_one_option_is_always_on_for_a_trainer(tmp_path) -> None:
+    from pytracer.integrations.transformers import MemoryTrace
+
+    folder = tmp_path / "mine.always"
+    a_trainer(tmp_path, callbacks=[MemoryTrace(always=folder, devices="cpu")]).train()
+    assert pytracer.History(folder).step_count == 6
