@@ -39,6 +39,7 @@ foreach_types_of_norms: list[Any]
 foreach_types_of_optimizers: list[Any]
 functorch: Any
 group_registry: Any
+inductor_state: Any
 has_kernel: Callable[[str, str], bool]
 mode_keys: Any
 multiply_fp8: Callable[..., Any]
@@ -88,6 +89,7 @@ class Private(NamedTuple):
 
 _IMAGINE = "imagine()"
 _FAKE = "torch._subclasses.fake_tensor"
+_COMPILED = "knowing what compiled code holds"
 _GEMM = "pytracer gemm"
 _GRAPHS = "reading what autograd saved"
 _GROUPS = "knowing the groups of a job's ranks"
@@ -124,6 +126,7 @@ NAMES = {
     "functorch": Private("torch._C:_functorch", _GRAPHS),
     "group_registry": Private("torch.distributed.distributed_c10d:_world", _GROUPS),
     "has_kernel": Private("torch._C:_dispatch_has_kernel_for_dispatch_key", _IMAGINE),
+    "inductor_state": Private("torch._inductor.virtualized:V", _COMPILED),
     "mode_keys": Private("torch._C:_TorchDispatchModeKey", _IMAGINE),
     "multiply_fp8": Private("torch:_scaled_mm", _GEMM),
     "multiply_int8": Private("torch:_int_mm", _GEMM),

@@ -111,8 +111,8 @@ def by(
     wanted = [keys] if isinstance(keys, str) else list(keys)
     if not wanted:
         raise errors.UsageError(f"by() needs a key to group by; there is: {', '.join(KEYS)}")
-    there = usage.alive(trace, at, device)
-    columns = {key: grouping.group(trace, key, there).categorical() for key in wanted}
+    there, position = usage.alive(trace, at, device), usage.position_of(trace, at, device)
+    columns = {key: grouping.group(trace, key, there, position).categorical() for key in wanted}
     size = allocations(trace).requested_bytes[there].astype(np.int64)
     frame = frames.of_columns({**columns, "bytes": size, "allocations": 1})
     grouped = frame.groupby(wanted, dropna=False, observed=True, sort=False)
