@@ -144,18 +144,12 @@ uint32_t intern_stack(const std::vector<std::tuple<std::string, std::string, uin
   return row;
 }
 
-// The lines of these files that the recording has so far, as (file, line).
-std::set<std::pair<std::string, uint32_t>> lines_in(const std::set<std::string>& files) {
+// The Python lines that the recording has so far, as (file, line).
+std::set<std::pair<std::string, uint32_t>> recorded_lines() {
   Recorder& recorder = Recorder::get();
-  std::set<uint32_t> rows;
-  for (const std::string& file : files) {
-    rows.insert(recorder.strings.intern(file));
-  }
   std::set<std::pair<std::string, uint32_t>> lines;
   for (const StackFrame& frame : recorder.stacks.rows_from(1)) {
-    if (rows.contains(frame.file)) {
-      lines.emplace(recorder.strings.at(frame.file), frame.line);
-    }
+    lines.emplace(recorder.strings.at(frame.file), frame.line);
   }
   return lines;
 }
@@ -575,7 +569,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("intern_label", &intern_label);
   m.def("intern_text", &intern_text);
   m.def("intern_stack", &intern_stack);
-  m.def("lines_in", &lines_in);
+  m.def("recorded_lines", &recorded_lines);
   m.def("expect_generated", &python_stacks::expect_generated);
   m.def("tell_of_graphs", &new_graphs::tell);
   m.def("label_of", &label_of);

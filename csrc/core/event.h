@@ -83,8 +83,8 @@ enum ScopeFlag : uint8_t {
 
 // The name of the scope of a line that allocates in code that torch.compile wrote.
 inline constexpr const char* kGeneratedLine = "torch.compile::line";
-// How the names of a compiled graph's Function and of its node begin.
-inline constexpr const char* kCompiledFunction = "CompiledFunction";
+// How the names of a compiled graph's Function and node begin, and of the call around them.
+inline constexpr const char* kCompiled[] = {"CompiledFunction", "Torch-Compiled Region"};
 
 inline constexpr uint8_t kScopeReady = 0x80;  // the log's own mark beside the flags
 

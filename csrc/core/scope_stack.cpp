@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <utility>
 
 namespace pytracer {
@@ -24,8 +25,8 @@ bool is_factory(const Frame& frame) {
   return same == kPrefix.size() && frame.kind == ScopeKind::kOp;
 }
 
-// Whether generated code calls what the frame at this depth is: the frame is directly inside the
-// Function that torch.compile makes of a graph, or its node. The graph itself may be a module.
+// Whether generated code calls what the frame at this depth is: the frame is directly inside a
+// compiled graph, its Function or its node. The graph itself may be a module.
 bool in_compiled(const std::vector<Frame>& frames, size_t depth) {
   while (depth > 0 && frames[depth - 1].kind == ScopeKind::kModule) {
     --depth;
@@ -35,7 +36,9 @@ bool in_compiled(const std::vector<Frame>& frames, size_t depth) {
   }
   const Frame& outer = frames[depth - 1];
   return (outer.kind == ScopeKind::kOp || outer.kind == ScopeKind::kNode) &&
-         std::strncmp(outer.name, kCompiledFunction, std::strlen(kCompiledFunction)) == 0;
+         std::any_of(std::begin(kCompiled), std::end(kCompiled), [&outer](const char* prefix) {
+           return std::strncmp(outer.name, prefix, std::strlen(prefix)) == 0;
+         });
 }
 
 // How many of the innermost frames are operators of a plain node. 0 if one of them is not torch's

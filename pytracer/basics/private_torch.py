@@ -45,6 +45,7 @@ mode_keys: Any
 multiply_fp8: Callable[..., Any]
 multiply_int8: Callable[..., Any]
 nccl_flight_recorder: Callable[[], bytes]
+operator_overload: type
 process_groups: Any
 profiler_is_on: Callable[[], bool]
 python_function: type
@@ -134,6 +135,7 @@ NAMES = {
     "nccl_flight_recorder": Private(
         "torch._C._distributed_c10d:_dump_nccl_trace_json", _COLLECTIVES, is_new=True
     ),
+    "operator_overload": Private("torch._ops:OpOverload", _COMPILED),
     "process_groups": Private("torch.distributed.distributed_c10d:", _IMAGINE),
     "profiler_is_on": Private("torch._C._autograd:_profiler_enabled", "trace(cost=True)"),
     "python_function": Private("torch._C:_FunctionBase", _GRAPHS),
@@ -162,6 +164,9 @@ NAMES = {
 # Private members that our modules use on an object of torch's, or replace for an imagined run.
 MEMBERS = (
     Private("torch:Tensor._version", "offload()"),
+    # To look for these two imports the whole compiler. Without them, less is known of its code.
+    Private("torch._inductor.codecache:PyCodeCache.linemaps", _COMPILED, is_new=True),
+    Private("torch._inductor.graph:GraphLowering.save_output_code", _COMPILED, is_new=True),
     Private("torch.amp:GradScaler._maybe_opt_step", _IMAGINE),
     Private("torch.cuda:_is_in_bad_fork", _IMAGINE),
     Private("torch.cuda:_lazy_call", _IMAGINE),

@@ -7,9 +7,9 @@ recording ends, `places` joins the two. Code that comes from Inductor's cache wa
 then the file's comments and Inductor's map of lines tell the line, and Dynamo's graph the modules.
 """
 
+import gc
 import re
 import sys
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -22,12 +22,14 @@ from pytracer.data._native import C
 from pytracer.data.model_names import Roots
 
 _MOST_FILES = 4096  # of generated code whose buffers are known; the oldest are forgotten
+_MOST_ALIKE = 256  # nodes of one name, in different graphs
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)')
 _ROOT = re.compile(r"^\w+\['[^']*'\]")  # how Dynamo writes a variable: L['self'], G['model']
 _KEY = re.compile(r"\._modules\['([^']+)'\]|\[(\d+)\]")
 _MADE = re.compile(r"\s*(\w+)(?: : [^=]+)? = ")
 _REUSED = re.compile(r"\s*(\w+) = (?:reinterpret_tensor\()?(\w+)\b.*# reuse")
 _NODES = re.compile(r"\s*# Topologically Sorted Source Nodes: \[(.*?)\], Original ATen: \[(.*?)\]")
+_GRAPH_FILE = "<eval_with_key>."
 _INDUCTOR, _CODE = "torch._inductor.graph", "torch._inductor.codecache"
 
 
@@ -46,7 +48,6 @@ class Value(NamedTuple):
 _written: dict[str, dict[str, Value]] = {}
 # By the name that Dynamo gave it, the nodes of all graphs.
 _traced: dict[str, list[Value]] = {}
-_graphs: "weakref.WeakSet[torch.fx.GraphModule]" = weakref.WeakSet()
 
 
 def listen() -> None:
@@ -66,11 +67,12 @@ def _meet(module: torch.fx.GraphModule) -> None:
     inductor = getattr(sys.modules.get(_INDUCTOR), "GraphLowering", None)
     if inductor is not None and inductor.save_output_code is None:
         inductor.save_output_code = _save
-    _graphs.add(module)
     if any(node.op == "placeholder" and "grapharg" in node.meta for node in module.graph.nodes):
         for node in module.graph.nodes:  # Dynamo's own
             if node.op in ("call_function", "call_method", "call_module"):
-                _traced.setdefault(node.name, []).append(_value(node))
+                alike = _traced.setdefault(node.name, [])
+                alike[:-_MOST_ALIKE] = []
+                alike.append(_value(node))
 
 
 def _save(text: str) -> None:
@@ -83,7 +85,9 @@ def _note_buffers(text: str) -> None:
     order = {node: place for place, node in enumerate(lowering.graph.nodes)}
     buffers = lowering.name_to_buffer.items()
     nodes = {name: _node_of(buffer, order) for name, buffer in buffers}
-    _written[_digest(text)] = {name: _value(node) for name, node in nodes.items() if node}
+    backward = bool(lowering.is_backward)
+    known = {name: _value(node, backward) for name, node in nodes.items() if node}
+    _written[_digest(text)] = known
     if len(_written) > _MOST_FILES:
         del _written[next(iter(_written))]
 
@@ -101,11 +105,11 @@ def _is_view(node: Any) -> bool:
     return getattr(node.target, "is_view", False) is True
 
 
-def _value(node: Any) -> Value:
+def _value(node: Any, in_backward: bool = False) -> Value:
     meta = node.meta
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
     modules = tuple((str(path), _class_name(kind)) for path, kind in stack.values())
-    again = meta.get("recompute") is not None and meta.get("autograd_backward", False) is False
+    again = in_backward and meta.get("partitioner_tag") == "is_forward"
     op = meta.get("original_aten") or node.target
     return Value(_op_name(op), str(meta.get("stack_trace") or ""), (modules,), again)
 
@@ -115,7 +119,7 @@ def _class_name(kind: Any) -> str:
 
 
 def _op_name(op: Any) -> str:
-    return op.name().partition(".")[0] if isinstance(op, torch._ops.OpOverload) else ""
+    return op.name().partition(".")[0] if isinstance(op, private_torch.operator_overload) else ""
 
 
 def _digest(text: str) -> str:
@@ -133,25 +137,34 @@ def places(names: Mapping[str, str], roots: Roots, *, stacks: bool) -> list[dict
         roots: the outermost modules.
         stacks: whether the recording has lines of the program.
     """
-    sources = {source.file: source for source in _sources()}
+    lines = sorted(C.recorded_lines()) if "torch._dynamo" in sys.modules else []
+    sources: dict[str, _Wrapper | _Graph] = {source.file: source for source in _wrappers()}
+    if any(file.startswith(_GRAPH_FILE) for file, _ in lines):
+        sources |= {source.file: source for source in _graphs()}
     known = _Modules(names, roots)
     found = []
-    for file, line in sorted(C.lines_in(set(sources))):
+    for file, line in lines:
+        if file not in sources:
+            continue
         values = list(sources[file].values_at(line))
         rows = [known.row(value, stacks=stacks) | {"from": begin} for begin, value in values]
         found.append({"file": file, "line": line, "values": rows})
     return found
 
 
-def _sources() -> "Iterator[_Wrapper | _Graph]":
-    for module in list(_graphs):
-        code = getattr(getattr(type(module), "forward", None), "__code__", None)
-        if code is not None and code.co_filename.startswith("<eval_with_key>"):
-            yield _Graph(code.co_filename, module)
+def _wrappers() -> "Iterator[_Wrapper]":
     cache = getattr(sys.modules.get(_CODE), "PyCodeCache", None)
-    if cache is not None:
-        for path in list(cache.linemaps):
-            yield _Wrapper(path, cache)
+    for path in list(cache.linemaps) if cache is not None else ():
+        yield _Wrapper(path, cache)
+
+
+def _graphs() -> "Iterator[_Graph]":
+    """The graphs that are there. Some are copies, of whose making nobody tells."""
+    for found in gc.get_objects():
+        if issubclass(type(found), torch.fx.GraphModule):
+            code = getattr(getattr(type(found), "forward", None), "__code__", None)
+            if code is not None and code.co_filename.startswith(_GRAPH_FILE):
+                yield _Graph(code.co_filename, found)
 
 
 class _Graph:
@@ -165,7 +178,10 @@ class _Graph:
         made = _MADE.match(lines[line - 1]) if line <= len(lines) else None
         for node in self._module.graph.nodes if made else ():
             if made and node.name == made[1]:
-                yield line, _value(node)
+                yield line, _value(node, self._is_backward())
+
+    def _is_backward(self) -> bool:
+        return any(node.meta.get("autograd_backward") for node in self._module.graph.nodes)
 
 
 class _Wrapper:
@@ -186,14 +202,24 @@ class _Wrapper:
         if made is None:
             return
         buffer = made[1]
-        yield line, self._buffers.get(buffer) or self._from_comments(line)
+        yield line, self._value(buffer, line)
         for number in range(line + 1, len(lines) + 1):
             text = lines[number - 1]
             if text.strip().startswith("return "):
                 return
             if "# reuse" in text and (reused := _REUSED.match(text)) and reused[2] == buffer:
                 buffer = reused[1]
-                yield number, self._buffers.get(buffer) or self._from_comments(number)
+                yield number, self._value(buffer, number)
+
+    def _value(self, buffer: str, line: int) -> Value:
+        """What the graph says of a buffer. A copy that no node makes is its user's."""
+        if buffer in self._buffers or not self._buffers:
+            return self._buffers.get(buffer) or self._from_comments(line)
+        uses = re.compile(rf"\s*(\w+) = .*\b{buffer}\b")
+        for text in (self._lines or [])[line:]:
+            if (user := uses.match(text)) and user[1] in self._buffers and "# reuse" not in text:
+                return self._buffers[user[1]]
+        return self._from_comments(line)
 
     def _from_comments(self, line: int) -> Value:
         """What the file itself says of a line, where the graph was not compiled in this process."""

@@ -44,8 +44,8 @@ SCOPE_GRAPH = 8  # the op, outside of modules, got a tensor that needs a gradien
 
 # The name of the scope of a line that allocates in code that torch.compile wrote.
 GENERATED_LINE = "torch.compile::line"
-# How the names of a compiled graph's Function and of its node begin.
-COMPILED_FUNCTION = "CompiledFunction"
+# How the names of a compiled graph's Function and node begin, and of the call around them.
+COMPILED = ("CompiledFunction", "Torch-Compiled Region")
 
 DEVICE_TYPES = ("cpu", "cuda")
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from pytracer import errors
 from pytracer.analysis.allocator import blocks
-from pytracer.analysis.facts import grouping, usage
+from pytracer.analysis.facts import compiled, grouping, owners, usage
 from pytracer.analysis.facts.allocations import MISSING_TIME, allocations, times_ns
 from pytracer.analysis.facts.casts import elements
 from pytracer.analysis.facts.devices import device_of_place
@@ -85,6 +85,9 @@ def allocations_frame(trace: Trace) -> "pd.DataFrame":
         "stream": places.stream[alloc.place],
         "pool": texts.pools(alloc.place),
         "thread": alloc.thread,
+        "values": texts.of(
+            compiled.places(trace, alloc.scope), lambda place: owners.values_text(trace, place)
+        ),
         "shape": texts.strings(labels.shape[alloc.label]),
         "dtype": texts.strings(grouping.dtype_rows(trace)),
     }

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pytracer.analysis.facts import scopes
 from pytracer.data import meta, sanitized
 from pytracer.data.recorded import Trace, once_per_trace
-from pytracer.data.schema import COMPILED_FUNCTION, GENERATED_LINE, U32, Mask
+from pytracer.data.schema import COMPILED, GENERATED_LINE, U32, Mask
 
 LAST = -1  # as a position: when the block is given back
 
@@ -84,6 +84,12 @@ def values(trace: Trace) -> Values | None:
     )
 
 
+def places(trace: Trace, made: U32) -> U32:
+    """The place of each block, by the scope that made it; 0 for none."""
+    found = values(trace)
+    return np.zeros(len(made), np.uint32) if found is None else found.place[made]
+
+
 @once_per_trace
 def caller(trace: Trace) -> U32:
     """Per scope, the name of the module that runs the compiled code around it.
@@ -91,7 +97,7 @@ def caller(trace: Trace) -> U32:
     With some back ends, a graph is a module of its own. It lies inside a Function of torch's.
     """
     tree = scopes.tree(trace)
-    named = scopes.scopes_named(trace, lambda text: text.startswith(COMPILED_FUNCTION))
+    named = scopes.scopes_named(trace, lambda text: text.startswith(COMPILED))
     run = scopes.nearest(tree.parent, named & (tree.kind == scopes.OP))
     name: U32 = tree.name[tree.module[np.where(run != 0, run, np.arange(len(run)))]]
     return name

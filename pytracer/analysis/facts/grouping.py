@@ -114,9 +114,7 @@ def grouped(numbers: NDArray[Any], text: Callable[[int], str]) -> Group:
     return Group(to_code[codes], names)
 
 
-def group(
-    trace: Trace, key: str, which: Mask | NDArray[np.intp], at: int | None = None
-) -> Group:
+def group(trace: Trace, key: str, which: Mask | NDArray[np.intp], at: int | None = None) -> Group:
     """The key's value of each of these allocations, at that event or when they end."""
     alloc, texts = as_of(trace, at), Texts(trace)
     if key == "module":

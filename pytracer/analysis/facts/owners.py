@@ -89,6 +89,19 @@ def _of_compiled_code(trace: Trace, plain: Owners, made: U32, position: int) -> 
     )
 
 
+def values_text(trace: Trace, place: int) -> str:
+    """What a block of this place in compiled code holds, one after the other; "" for one value."""
+    found = compiled.values(trace)
+    if found is None or found.count[place] < 2:
+        return ""
+    frames, texts = _user_frames(trace), []
+    for value in range(first := int(found.first[place]), first + int(found.count[place])):
+        source, line = found.source[value], line_text(trace, int(frames[found.stack[value]]))
+        again = "(recomputed)" if source.recomputed else ""
+        texts.append(" ".join(filter(None, (source.op or "?", again, line))))
+    return ", then ".join(texts)
+
+
 @dataclass(frozen=True)
 class FreedBy:
     """Per allocation: rows of the string table; 0 if it was not freed, or freed in no scope."""
@@ -232,9 +245,10 @@ def place_of(trace: Trace, scope: int) -> Place:
     again = tree.op[scope] != 0 and tree.flags[tree.op[scope]] & SCOPE_RECOMPUTE
     caused = 0 if again else int(_forward_op(trace)[scope])
     at, op = caused or scope, int(_owning_op(trace)[scope])
-    module, name, line = (int(column[i]) for column, i in (
-        (tree.name, tree.module[at]), (tree.name, op), (_user_lines(trace), at)
-    ))
+    module, name, line = (
+        int(column[i])
+        for column, i in ((tree.name, tree.module[at]), (tree.name, op), (_user_lines(trace), at))
+    )
     found = compiled.values(trace)
     if found is not None and (value := int(found.first[found.place[scope]])):
         module = module if caused else int(compiled.caller(trace)[scope])
