@@ -103,6 +103,7 @@ def test_paths_of_dynamo_become_paths_of_modules(path: str, inside: str) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's own, after a graph break
 @pytest.mark.parametrize("model", ["gpt", "mlp", "convolutions", "lora", "breaks"])
 def test_aot_eager_blocks_are_where_eager_ones_are(model: str) -> None:
     eager = compiled_models.traced(model, lambda each: each)

@@ -45,7 +45,7 @@ mode_keys: Any
 multiply_fp8: Callable[..., Any]
 multiply_int8: Callable[..., Any]
 nccl_flight_recorder: Callable[[], bytes]
-operator_overload: type
+operator_overload: Any
 process_groups: Any
 profiler_is_on: Callable[[], bool]
 python_function: type

@@ -86,7 +86,11 @@ def _note_buffers(text: str) -> None:
     buffers = lowering.name_to_buffer.items()
     nodes = {name: _node_of(buffer, order) for name, buffer in buffers}
     backward = bool(lowering.is_backward)
-    known = {name: _value(node, backward) for name, node in nodes.items() if node}
+    known = {
+        name: _value(node, backward)
+        for name, node in nodes.items()
+        if node is not None and node.op != "placeholder"  # an input in another layout
+    }
     _written[_digest(text)] = known
     if len(_written) > _MOST_FILES:
         del _written[next(iter(_written))]

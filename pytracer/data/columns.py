@@ -56,9 +56,9 @@ free_phase         text    -       phase in which it was given back
 stream             uint64  -       CUDA's number of the stream
 pool               text    -       small, large, or a private pool
 thread             uint16  -       number of the thread
-values             text    -       what compiled code holds in it, one after the other
 shape              text    -       where a tensor is known
 dtype              text    -       where a tensor is known
+values             text    -       what compiled code holds in it, one after the other
 
 t.timeline()
 time_ns*           int64   ns      since the trace began

@@ -85,11 +85,11 @@ def allocations_frame(trace: Trace) -> "pd.DataFrame":
         "stream": places.stream[alloc.place],
         "pool": texts.pools(alloc.place),
         "thread": alloc.thread,
+        "shape": texts.strings(labels.shape[alloc.label]),
+        "dtype": texts.strings(grouping.dtype_rows(trace)),
         "values": texts.of(
             compiled.places(trace, alloc.scope), lambda place: owners.values_text(trace, place)
         ),
-        "shape": texts.strings(labels.shape[alloc.label]),
-        "dtype": texts.strings(grouping.dtype_rows(trace)),
     }
     return frames.of_columns(
         {
