@@ -171,10 +171,11 @@ uint32_t Recorder::name_of(ThreadState& thread, std::string_view name, size_t sl
 // Gives the open frames their rows, outermost first, and returns the innermost one's number.
 //
 // Of nested operators, the outermost and the innermost get a row: the program called the first, and
-// the second allocated. So does the outermost that compiled code calls. One in between that is not torch's own gets one, too: a collective says
-// what its blocks are for. A factory (aten::empty and its kind) inside another operator gets no
-// row: it allocates for that operator. The operators of a plain node get no rows either: they
-// allocate for the node, whether RecordFunction reports them or not (see scope_of_node).
+// the second allocated. So does the outermost that compiled code calls. One in between that is not
+// torch's own gets one, too: a collective says what its blocks are for. A factory (aten::empty and
+// its kind) inside another operator gets no row: it allocates for that operator. The operators of a
+// plain node get no rows either: they allocate for the node, whether RecordFunction reports them or
+// not (see scope_of_node).
 uint32_t Recorder::open_scope(ThreadState& thread) {
   auto& frames = thread.frames_;
   if (frames.empty()) {

@@ -264,8 +264,8 @@ uint32_t generated_with_gil(int most_above) noexcept try {
   return 0;
 }
 
-// An object for the frame may be made here, and until Python 3.11 that may begin a collection, which
-// frees the program's tensors.
+// An object for the frame may be made here, and until Python 3.11 that may begin a collection,
+// which frees the program's tensors.
 uint32_t generated_in_allocator() {
   int collects = PyGC_Disable();
   uint32_t row = generated_with_gil(0);
