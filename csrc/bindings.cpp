@@ -17,9 +17,11 @@
 #include "torch/labels.h"
 #include "torch/look.h"
 #include "torch/moments.h"
+#include "torch/new_graphs.h"
 #include "torch/ops.h"
 #include "torch/phase_times.h"
 #include "torch/private_torch.h"
+#include "torch/python_stacks.h"
 #include "torch/quietly.h"
 #include "torch/reads.h"
 #include "torch/session.h"
@@ -34,8 +36,10 @@
 #include <memory>
 #include <optional>
 #include <pthread.h>
+#include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -123,6 +127,31 @@ uint32_t intern_label(int category, const std::string& role) {
   Recorder& recorder = Recorder::get();
   return recorder.labels.intern(
       {static_cast<uint8_t>(category), recorder.strings.intern(role), 0, 0, 0});
+}
+
+uint32_t intern_text(const std::string& text) {
+  return Recorder::get().strings.intern(text);
+}
+
+// The row of a Python stack, whose frames (file, function, line) come with the outermost first.
+uint32_t intern_stack(const std::vector<std::tuple<std::string, std::string, uint32_t>>& frames) {
+  Recorder& recorder = Recorder::get();
+  uint32_t row = 0;
+  for (const auto& [file, function, line] : frames) {
+    row = recorder.stacks.intern(
+        {row, recorder.strings.intern(file), recorder.strings.intern(function), line});
+  }
+  return row;
+}
+
+// The Python lines that the recording has so far, as (file, line).
+std::set<std::pair<std::string, uint32_t>> recorded_lines() {
+  Recorder& recorder = Recorder::get();
+  std::set<std::pair<std::string, uint32_t>> lines;
+  for (const StackFrame& frame : recorder.stacks.rows_from(1)) {
+    lines.emplace(recorder.strings.at(frame.file), frame.line);
+  }
+  return lines;
 }
 
 const at::Tensor& tensor_of(py::handle object) {
@@ -538,6 +567,11 @@ PYBIND11_MODULE(_C, m) {
   });
 
   m.def("intern_label", &intern_label);
+  m.def("intern_text", &intern_text);
+  m.def("intern_stack", &intern_stack);
+  m.def("recorded_lines", &recorded_lines);
+  m.def("expect_generated", &python_stacks::expect_generated);
+  m.def("tell_of_graphs", &new_graphs::tell);
   m.def("label_of", &label_of);
   m.def("label_tensors", &label_tensors);
   m.def("label_as", &label_as);

@@ -98,6 +98,7 @@ def test_allocations_has_the_columns_of_the_contract(trace: Trace) -> None:
         "thread",
         "shape",
         "dtype",
+        "values",
     ]
     seed = frame.loc[0]
     assert (seed["name"], seed["shape"], seed["dtype"]) == ("h.0.weight", "25x10", "float32")

@@ -81,6 +81,11 @@ enum ScopeFlag : uint8_t {
   kScopeGraph = 8,      // the op, outside of modules, got a tensor that needs a gradient
 };
 
+// The name of the scope of a line that allocates in code that torch.compile wrote.
+inline constexpr const char* kGeneratedLine = "torch.compile::line";
+// How the names of a compiled graph's Function and node begin, and of the call around them.
+inline constexpr const char* kCompiled[] = {"CompiledFunction", "Torch-Compiled Region"};
+
 inline constexpr uint8_t kScopeReady = 0x80;  // the log's own mark beside the flags
 
 struct ScopeBegin {

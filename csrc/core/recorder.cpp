@@ -197,6 +197,7 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
   }
   if (action == Action::kAlloc || action == Action::kOom) {
     thread.want_line();
+    scope = scope_of_line(thread, scope);
   }
   uint64_t ticks = ticks_now();  // not before the scope begins, nor after a node is left
   if (source != nullptr) {
@@ -456,6 +457,7 @@ void Recorder::start_afresh_after_fork() {
 // The generation goes on, so that no number of the parent's recording is valid in the child.
 void Recorder::continue_after(const Recorder& parents) {
   take_stack.store(parents.take_stack.load());
+  take_generated.store(parents.take_generated.load());
   torch_thread_id.store(parents.torch_thread_id.load());
   generation_.fetch_add(1);
   next_session_ = parents.next_session_;

@@ -249,6 +249,10 @@ class Recorder {
 
   // How the Python stack of the calling thread becomes a row of `stacks`; null takes none.
   std::atomic<uint32_t (*)()> take_stack{nullptr};
+  // How the calling thread's line in code that a compiler wrote becomes a row of `stacks`, 0 if it
+  // runs none; null while no such code can run. Where an allocator asks, nothing may be waited for.
+  enum class Caller : uint8_t { kAllocator, kOperator };
+  std::atomic<uint32_t (*)(Caller)> take_generated{nullptr};
   // How a thread that makes autograd nodes learns what torch calls it.
   std::atomic<uint64_t (*)()> torch_thread_id{nullptr};
 
@@ -331,6 +335,7 @@ class Recorder {
   uint32_t name_of(ThreadState& thread, Frame& frame);
   uint32_t name_of(ThreadState& thread, std::string_view name, size_t slot);
   uint32_t open_scope(ThreadState& thread);
+  uint32_t scope_of_line(ThreadState& thread, uint32_t around);
   uint32_t scope_of_node(ThreadState& thread, const NodeSource& source);
   void close_node(ThreadState& thread);
   uint32_t forward_of(const Frame& node);

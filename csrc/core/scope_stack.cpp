@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <utility>
 
 namespace pytracer {
@@ -22,6 +23,22 @@ bool is_factory(const Frame& frame) {
     ++same;
   }
   return same == kPrefix.size() && frame.kind == ScopeKind::kOp;
+}
+
+// Whether generated code calls what the frame at this depth is: the frame is directly inside a
+// compiled graph, its Function or its node. The graph itself may be a module.
+bool in_compiled(const std::vector<Frame>& frames, size_t depth) {
+  while (depth > 0 && frames[depth - 1].kind == ScopeKind::kModule) {
+    --depth;
+  }
+  if (depth == 0) {
+    return false;
+  }
+  const Frame& outer = frames[depth - 1];
+  return (outer.kind == ScopeKind::kOp || outer.kind == ScopeKind::kNode) &&
+         std::any_of(std::begin(kCompiled), std::end(kCompiled), [&outer](const char* prefix) {
+           return std::strncmp(outer.name, prefix, std::strlen(prefix)) == 0;
+         });
 }
 
 // How many of the innermost frames are operators of a plain node. 0 if one of them is not torch's
@@ -154,10 +171,11 @@ uint32_t Recorder::name_of(ThreadState& thread, std::string_view name, size_t sl
 // Gives the open frames their rows, outermost first, and returns the innermost one's number.
 //
 // Of nested operators, the outermost and the innermost get a row: the program called the first, and
-// the second allocated. One in between that is not torch's own gets one, too: a collective says
-// what its blocks are for. A factory (aten::empty and its kind) inside another operator gets no
-// row: it allocates for that operator. The operators of a plain node get no rows either: they
-// allocate for the node, whether RecordFunction reports them or not (see scope_of_node).
+// the second allocated. So does the outermost that compiled code calls. One in between that is not
+// torch's own gets one, too: a collective says what its blocks are for. A factory (aten::empty and
+// its kind) inside another operator gets no row: it allocates for that operator. The operators of a
+// plain node get no rows either: they allocate for the node, whether RecordFunction reports them or
+// not (see scope_of_node).
 uint32_t Recorder::open_scope(ThreadState& thread) {
   auto& frames = thread.frames_;
   if (frames.empty()) {
@@ -181,7 +199,7 @@ uint32_t Recorder::open_scope(ThreadState& thread) {
   uint32_t parent = first > 0 ? frames[first - 1].scope : 0;
   for (size_t i = first; i <= innermost; ++i) {
     Frame& frame = frames[i];
-    bool inside_op = i > 0 && frames[i - 1].kind == ScopeKind::kOp;
+    bool inside_op = i > 0 && frames[i - 1].kind == ScopeKind::kOp && !in_compiled(frames, i);
     if (frame.kind == ScopeKind::kOp && inside_op && i != innermost && is_arithmetic(frame.name)) {
       continue;
     }
@@ -202,17 +220,49 @@ uint32_t Recorder::open_scope(ThreadState& thread) {
   return parent;
 }
 
+// A line of generated code that allocates without an operator is a scope of its own: an operator
+// inside the present scope, over at once, whose end names the line.
+uint32_t Recorder::scope_of_line(ThreadState& thread, uint32_t around) {
+  auto take = take_generated.load(std::memory_order_relaxed);
+  uint32_t line = take != nullptr ? take(Caller::kAllocator) : 0;
+  if (line == 0) {
+    return around;
+  }
+  uint64_t now = ticks_now();
+  uint64_t position = scopes.append({now,
+                                     around,
+                                     0,
+                                     name_of(thread, kGeneratedLine, 0),
+                                     thread.number_,
+                                     ScopeKind::kOp,
+                                     kScopeReady});
+  if (position == AppendLog<ScopeBegin>::kRefused) {
+    lost_scopes.fetch_add(1, std::memory_order_relaxed);
+    return around;
+  }
+  auto scope = static_cast<uint32_t>(position + 1);
+  if (scope_ends.append({now, scope, line}) == AppendLog<ScopeEnd>::kRefused) {
+    lost_scopes.fetch_add(1, std::memory_order_relaxed);
+  }
+  return scope;
+}
+
 void Recorder::close(ThreadState& thread, size_t depth) {
   Frame& frame = thread.frames_[depth];
   bool inside_op = depth > 0 && thread.frames_[depth - 1].kind == ScopeKind::kOp;
   if (thread.generation_ != generation() || !recording.load(std::memory_order_relaxed)) {
     return;
   }
-  if (frame.kind == ScopeKind::kOp && inside_op) {
+  uint32_t generated = 0;
+  if (frame.kind == ScopeKind::kOp && frame.wants_line && in_compiled(thread.frames_, depth)) {
+    auto take = take_generated.load(std::memory_order_relaxed);
+    generated = take != nullptr ? take(Caller::kOperator) : 0;  // may wait for the GIL
+  }
+  if (frame.kind == ScopeKind::kOp && inside_op && generated == 0) {
     return;  // an inner operator gets no end: nothing needs it, and it would be a third of the log
   }
   uint64_t left = ticks_now();
-  uint32_t stack = 0;
+  uint32_t stack = generated;
   // Python called the outermost op, so its line is the one to keep. Under a node that line would be
   // the call of backward(), which says nothing, unless the forward runs again there.
   bool inside_node = depth > 0 && thread.frames_[depth - 1].kind == ScopeKind::kNode;

@@ -163,6 +163,11 @@ inline constexpr char kOptimizerPrefix[] = "Optimizer.step#";
 // An operator on its way to a mode in Python.
 inline constexpr char kDispatchMode[] = "PythonDispatchMode";
 
+// Inductor loads the code that it writes as modules of this name, and the code of a torch.fx graph
+// has this file.
+inline constexpr char kGeneratedModule[] = "torch._inductor.runtime.compile_tasks.";
+inline constexpr char kGraphCode[] = "<eval_with_key>.";
+
 // ------------------------------------------------------------------ Python's side of torch
 
 // The function behind each call of a module.

@@ -1,12 +1,14 @@
 #include "python_stacks.h"
 
 #include "../core/recorder.h"
+#include "private_torch.h"
 
 #include <Python.h>
 
 #include <bit>
 #include <exception>
 #include <frameobject.h>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -73,11 +75,36 @@ struct Known {
   uint32_t generation = 0;
   std::unordered_map<CodePoint, StackFrame, CodePointHash> frames;
   std::unordered_map<size_t, uint32_t> stacks;
+  std::unordered_map<PyObject*, bool> files;  // whether a compiler wrote it; held
 };
 
 Known& known() {
   static auto* const tables = new Known;
   return *tables;
+}
+
+bool starts_with(PyObject* text, const char* prefix) {
+  Py_ssize_t length = 0;
+  const char* utf8 = text != nullptr && PyUnicode_CheckExact(text)
+                         ? PyUnicode_AsUTF8AndSize(text, &length)
+                         : nullptr;
+  if (utf8 == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  return std::string_view(utf8, static_cast<size_t>(length)).starts_with(prefix);
+}
+
+// A variable of the frame's module, borrowed; null if there is none.
+PyObject* globals_of(PyFrameObject* frame, const char* name) {
+#if PY_VERSION_HEX >= 0x030b0000
+  PyObject* globals = PyFrame_GetGlobals(frame);
+#else
+  PyObject* globals = Py_NewRef(frame->f_globals);
+#endif
+  PyObject* found = PyDict_CheckExact(globals) ? PyDict_GetItemString(globals, name) : nullptr;
+  Py_DECREF(globals);  // the frame has it
+  return found;
 }
 
 uint32_t intern_unicode(PyObject* text) {
@@ -136,6 +163,25 @@ uint32_t row_of(const std::vector<Call>& calls) {
   return row;
 }
 
+// Inductor loads what it writes into modules of this name; torch.fx compiles a graph's code from a
+// string.
+bool is_generated(PyFrameObject* frame, PyObject* file) {
+  if (!PyUnicode_CheckExact(file)) {
+    return false;
+  }
+  auto& files = known().files;
+  if (auto it = files.find(file); it != files.end()) {
+    return it->second;
+  }
+  if (files.size() > kMostKnown) {
+    clear();
+  }
+  bool generated = starts_with(file, private_torch::kGraphCode) ||
+                   starts_with(globals_of(frame, "__name__"), private_torch::kGeneratedModule);
+  files.emplace(Py_NewRef(file), generated);
+  return generated;
+}
+
 // Calls visit(code, instruction) for each frame, from the innermost on.
 template <class Visit>
 void walk(Visit&& visit) {
@@ -190,6 +236,45 @@ uint32_t take_with_gil() noexcept try {
   return 0;
 }
 
+// How far the generated code is above an operator that it calls: OpOverload.__call__ and its kind.
+constexpr int kMostAbove = 4;
+
+uint32_t generated_with_gil(int most_above) noexcept try {
+  if (known().generation != Recorder::generation()) {
+    clear();
+    known().generation = Recorder::generation();
+  }
+  PyFrameObject* frame = PyEval_GetFrame();
+  Py_XINCREF(frame);
+  uint32_t row = 0;
+  for (int above = 0; frame != nullptr && row == 0 && above <= most_above; ++above) {
+    PyCodeObject* code = PyFrame_GetCode(frame);
+    if (is_generated(frame, code->co_filename)) {
+      row = Recorder::get().stacks.intern(resolve({code, last_instruction(frame)}));
+    }
+    Py_DECREF(code);
+    PyFrameObject* caller = above < most_above ? PyFrame_GetBack(frame) : nullptr;
+    Py_DECREF(frame);
+    frame = caller;
+  }
+  Py_XDECREF(frame);
+  return row;
+} catch (const std::exception&) {  // no memory for another line
+
+  return 0;
+}
+
+// An object for the frame may be made here, and until Python 3.11 that may begin a collection,
+// which frees the program's tensors.
+uint32_t generated_in_allocator() {
+  int collects = PyGC_Disable();
+  uint32_t row = generated_with_gil(0);
+  if (collects != 0) {
+    PyGC_Enable();
+  }
+  return row;
+}
+
 bool holds_gil(PyThreadState* state) {
 #if PY_VERSION_HEX >= 0x030d0000
   return PyThreadState_GetUnchecked() == state;
@@ -221,7 +306,29 @@ uint32_t take() {
   return row;
 }
 
+uint32_t take_generated(Recorder::Caller caller) {
+  PyThreadState* state = Py_IsInitialized() ? PyGILState_GetThisThreadState() : nullptr;
+  if (state == nullptr || python_ends()) {
+    return 0;
+  }
+  if (holds_gil(state)) {
+    return caller == Recorder::Caller::kAllocator ? generated_in_allocator()
+                                                  : generated_with_gil(kMostAbove);
+  }
+  if (caller == Recorder::Caller::kAllocator) {
+    return 0;
+  }
+  PyEval_RestoreThread(state);
+  uint32_t row = generated_with_gil(kMostAbove);
+  PyEval_SaveThread();
+  return row;
+}
+
 }  // namespace
+
+void expect_generated(bool is_expected) {
+  Recorder::get().take_generated.store(is_expected ? &take_generated : nullptr);
+}
 
 void install() {
   Recorder::get().take_stack.store(&take);
@@ -237,6 +344,10 @@ void clear() {
     Py_DECREF(point.name);
     Py_DECREF(point.lines);
   }
+  for (auto& [file, generated] : known().files) {
+    Py_DECREF(file);
+  }
+  known().files.clear();
   known().frames.clear();
   known().stacks.clear();
 }

@@ -39,6 +39,7 @@ foreach_types_of_norms: list[Any]
 foreach_types_of_optimizers: list[Any]
 functorch: Any
 group_registry: Any
+inductor_state: Any
 has_kernel: Callable[[str, str], bool]
 higher_order: type
 higher_order_shapes: dict[Any, Callable[..., Any]]
@@ -47,6 +48,7 @@ multiply_fp8: Callable[..., Any]
 multiply_int8: Callable[..., Any]
 nccl_flight_recorder: Callable[[], bytes]
 norm_over_ranks: Any
+operator_overload: Any
 process_groups: Any
 profiler_is_on: Callable[[], bool]
 python_function: type
@@ -92,6 +94,7 @@ class Private(NamedTuple):
 
 _IMAGINE = "imagine()"
 _FAKE = "torch._subclasses.fake_tensor"
+_COMPILED = "knowing what compiled code holds"
 _GEMM = "pytracer gemm"
 _GRAPHS = "reading what autograd saved"
 _GROUPS = "knowing the groups of a job's ranks"
@@ -132,6 +135,7 @@ NAMES = {
     "higher_order_shapes": Private(
         "torch._higher_order_ops.utils:registered_hop_fake_fns", _IMAGINE
     ),
+    "inductor_state": Private("torch._inductor.virtualized:V", _COMPILED),
     "mode_keys": Private("torch._C:_TorchDispatchModeKey", _IMAGINE),
     "multiply_fp8": Private("torch:_scaled_mm", _GEMM),
     "multiply_int8": Private("torch:_int_mm", _GEMM),
@@ -140,6 +144,7 @@ NAMES = {
         "torch._C._distributed_c10d:_dump_nccl_trace_json", _COLLECTIVES, is_new=True
     ),
     "norm_over_ranks": Private("torch.nn.modules._functions:", _IMAGINE),
+    "operator_overload": Private("torch._ops:OpOverload", _COMPILED),
     "process_groups": Private("torch.distributed.distributed_c10d:", _IMAGINE),
     "profiler_is_on": Private("torch._C._autograd:_profiler_enabled", "trace(cost=True)"),
     "python_function": Private("torch._C:_FunctionBase", _GRAPHS),
@@ -171,6 +176,9 @@ NAMES = {
 # Private members that our modules use on an object of torch's, or replace for an imagined run.
 MEMBERS = (
     Private("torch:Tensor._version", "offload()"),
+    # To look for these two imports the whole compiler. Without them, less is known of its code.
+    Private("torch._inductor.codecache:PyCodeCache.linemaps", _COMPILED, is_new=True),
+    Private("torch._inductor.graph:GraphLowering.save_output_code", _COMPILED, is_new=True),
     Private("torch.amp:GradScaler._maybe_opt_step", _IMAGINE),
     Private("torch.cuda:_is_in_bad_fork", _IMAGINE),
     Private("torch.cuda:_lazy_call", _IMAGINE),

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from pytracer import errors
+from pytracer.capture import compiled
 from pytracer.capture.graph import in_transform, saved_tensors
 from pytracer.capture.labels import Labels, cache_positions, tensors_of_caches
 from pytracer.data._native import C
@@ -148,6 +149,7 @@ class Hooks:
 
 HOOKS = Hooks()
 C.set_listeners(HOOKS)
+compiled.listen()
 if sys.platform != "win32":
     os.register_at_fork(after_in_child=HOOKS.after_fork_in_child)
 

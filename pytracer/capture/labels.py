@@ -96,6 +96,11 @@ class Labels:
         reference, name = self._modules.get(id(module), (None, ""))
         return name if reference is not None and reference() is module else ""
 
+    def named_modules(self) -> dict[str, str]:
+        """Returns the class of each module that is there, by its path."""
+        alive = ((name, reference()) for reference, name in self._modules.values())
+        return {name: type(module).__name__ for name, module in alive if module is not None}
+
     def _has(self, module: torch.nn.Module) -> bool:
         """Whether a known model has this module. nn.Softmax()(x) makes one that no model has."""
         return C.has_module(self._living_roots(), module)

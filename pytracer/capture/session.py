@@ -16,7 +16,7 @@ import torch
 from pytracer import errors
 from pytracer.basics import environment
 from pytracer.basics.version import __version__
-from pytracer.capture import communication
+from pytracer.capture import communication, compiled
 from pytracer.capture.clocks import Clocks
 from pytracer.capture.device_memory import DeviceMemory
 from pytracer.capture.frameworks import frameworks_of, notebook_cells
@@ -26,6 +26,7 @@ from pytracer.capture.phase_times import PhaseTimes
 from pytracer.capture.variables import variables_of
 from pytracer.data import anonymous
 from pytracer.data._native import C, core, facts, no_tracker
+from pytracer.data.model_names import roots_of
 from pytracer.data.recorded import Trace
 
 # 640 MB of host memory. With `path` the log goes to the file, and there is no such limit.
@@ -162,6 +163,7 @@ class Session:
         self._before = C.status()
         self._clock = [C.read_clock()]
         HOOKS.session_begins(self)
+        compiled.expect()
         cuda = "cuda" in options.devices
         self._cuda_problem = _why_no_cuda_events() if cuda else ""
         try:
@@ -276,8 +278,14 @@ class Session:
             "unstepped": C.quietly(labels.unstepped) or [],
             "left_behind": C.quietly(labels.left_behind) or [],
             "renamed": labels.renamed,
+            "compiled": C.quietly(self._compiled_places) or [],
         }
         self._learn_about_job()
+
+    def _compiled_places(self) -> list[dict[str, Any]]:
+        labels = HOOKS.labels
+        roots = roots_of({"roots": labels.root_names})
+        return compiled.places(labels.named_modules(), roots, stacks=self.options.stacks)
 
     def _learn_about_job(self) -> None:
         """Reads how the job's ranks share the model, and what they told each other."""

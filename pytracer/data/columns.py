@@ -58,6 +58,7 @@ pool               text    -       small, large, or a private pool
 thread             uint16  -       number of the thread
 shape              text    -       where a tensor is known
 dtype              text    -       where a tensor is known
+values             text    -       what compiled code holds in it, one after the other
 
 t.timeline()
 time_ns*           int64   ns      since the trace began

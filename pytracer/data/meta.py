@@ -15,6 +15,7 @@ from pytracer.data.schema import PHASES
 _LONGEST_PHASE_NS = 10**15  # eleven days
 _MOST_RANKS = 1_000_000
 _MOST_STEPS = 1 << 31
+_MOST_LINES = 1 << 31  # of a file of generated code
 
 Kind = TypeVar("Kind")
 
@@ -171,6 +172,25 @@ class Variable(NamedTuple):
     path: str  # from a root of the program to its tensors; "" in older files
 
 
+class CompiledValue(NamedTuple):
+    """What a block of compiled code holds from one of its lines on."""
+
+    begin: int = 0  # the line of the generated code
+    op: str = ""
+    module: str = ""  # its path, if only one can be meant
+    below: str | None = None  # its path inside the module that ran the code; None: not known
+    stack: int = 0  # a row of the stack table
+    recomputed: bool = False
+
+
+class CompiledLine(NamedTuple):
+    """A line that allocates in generated code, and what its block holds, in order."""
+
+    file: str
+    line: int
+    values: tuple[CompiledValue, ...]
+
+
 class Share(NamedTuple):
     """What this rank has of the parameters that are sharded in one way."""
 
@@ -237,6 +257,7 @@ class Meta(NamedTuple):
     sharding: Sharding
     communication: Communication
     clock_readings: tuple[ClockReading, ...]
+    compiled: tuple[CompiledLine, ...]
 
     @property
     def alloc_conf(self) -> str:
@@ -291,6 +312,7 @@ def read(document: Mapping[str, Any]) -> Meta:
         sharding=_sharding(_mapping(get("sharding"))),
         communication=_communication(_mapping(get("communication"))),
         clock_readings=tuple(_clock_readings(get("clock_readings"))),
+        compiled=tuple(map(_compiled_line, _objects(get("compiled")))),
     )
 
 
@@ -479,6 +501,24 @@ def _clock_readings(value: Any) -> Iterator[ClockReading]:
             reading = ClockReading(*row)
             if all(type(each) is int and 0 <= each < 2**63 for each in reading):
                 yield reading
+
+
+def _compiled_line(document: Mapping[str, Any]) -> CompiledLine:
+    return CompiledLine(
+        _text(document.get("file")),
+        _whole(document.get("line")) or 0,
+        tuple(
+            CompiledValue(
+                begin=_below(_MOST_LINES, row.get("from")),
+                op=_text(row.get("op")),
+                module=_text(row.get("module")),
+                below=row["below"] if isinstance(row.get("below"), str) else None,
+                stack=_below(2**32, row.get("stack")),
+                recomputed=row.get("recomputed") is True,
+            )
+            for row in _objects(document.get("values"))
+        ),
+    )
 
 
 def _variable(document: Mapping[str, Any]) -> Variable:

@@ -42,6 +42,11 @@ SCOPE_GRAD = 2  # grad mode was on: autograd may save the results of the op or m
 SCOPE_AUTOCAST = 4  # the module was entered under autocast
 SCOPE_GRAPH = 8  # the op, outside of modules, got a tensor that needs a gradient
 
+# The name of the scope of a line that allocates in code that torch.compile wrote.
+GENERATED_LINE = "torch.compile::line"
+# How the names of a compiled graph's Function and node begin, and of the call around them.
+COMPILED = ("CompiledFunction", "Torch-Compiled Region")
+
 DEVICE_TYPES = ("cpu", "cuda")
 
 # Levels of module paths that are not in the user's code: modules that only wrap another.

@@ -8,7 +8,7 @@ import numpy as np
 
 from pytracer import errors
 from pytracer.analysis.allocator import blocks
-from pytracer.analysis.facts import grouping, usage
+from pytracer.analysis.facts import compiled, grouping, owners, usage
 from pytracer.analysis.facts.allocations import MISSING_TIME, allocations, times_ns
 from pytracer.analysis.facts.casts import elements
 from pytracer.analysis.facts.devices import device_of_place
@@ -87,6 +87,9 @@ def allocations_frame(trace: Trace) -> "pd.DataFrame":
         "thread": alloc.thread,
         "shape": texts.strings(labels.shape[alloc.label]),
         "dtype": texts.strings(grouping.dtype_rows(trace)),
+        "values": texts.of(
+            compiled.places(trace, alloc.scope), lambda place: owners.values_text(trace, place)
+        ),
     }
     return frames.of_columns(
         {
@@ -111,8 +114,8 @@ def by(
     wanted = [keys] if isinstance(keys, str) else list(keys)
     if not wanted:
         raise errors.UsageError(f"by() needs a key to group by; there is: {', '.join(KEYS)}")
-    there = usage.alive(trace, at, device)
-    columns = {key: grouping.group(trace, key, there).categorical() for key in wanted}
+    there, position = usage.alive(trace, at, device), usage.position_of(trace, at, device)
+    columns = {key: grouping.group(trace, key, there, position).categorical() for key in wanted}
     size = allocations(trace).requested_bytes[there].astype(np.int64)
     frame = frames.of_columns({**columns, "bytes": size, "allocations": 1})
     grouped = frame.groupby(wanted, dropna=False, observed=True, sort=False)

@@ -32,7 +32,9 @@ class Repeated:
         return "all layers" if is_nameless(self.pattern) else self.pattern
 
 
-def repeated_modules(trace: Trace, which: Mask, depth: bool = True) -> list[Repeated]:
+def repeated_modules(
+    trace: Trace, which: Mask, depth: bool = True, at: int | None = None
+) -> list[Repeated]:
     """The holders of these allocations, with all layers of a stack as one, largest first.
 
     With `depth`, modules inside a layer count for the layer (`h.3.mlp.0` for `h.*`), because people
@@ -40,7 +42,7 @@ def repeated_modules(trace: Trace, which: Mask, depth: bool = True) -> list[Repe
     """
     totals: dict[str, int] = {}
     members: dict[str, dict[str, None]] = {}
-    rows = grouping.holders(trace, "module", which)
+    rows = grouping.holders(trace, "module", which, at)
     called = scopes.called_modules(trace)
     names = [called_layer(row.name, called) if depth else row.name for row in rows]
     bare = {name for name in names if layers_alike(name) == "*"}

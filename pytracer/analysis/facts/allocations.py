@@ -1,10 +1,10 @@
 """Allocations: one row per life of a block, with everything that is known about it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pytracer.analysis.facts import lifetimes, owners, phases, timelines
+from pytracer.analysis.facts import compiled, lifetimes, owners, phases, timelines
 from pytracer.analysis.facts.categories import categories
 from pytracer.data.recorded import Trace, once_per_trace
 from pytracer.data.schema import I32, I64, U8, U16, U32, U64
@@ -88,6 +88,17 @@ def allocations(trace: Trace) -> Allocations:
         forward_op=owner.forward_op,
         forward_line=owner.forward_line,
     )
+
+
+def as_of(trace: Trace, position: int | None) -> Allocations:
+    """The allocations with the owners that they have at this event; None: when they end.
+
+    They differ where compiled code reuses a block.
+    """
+    whole = allocations(trace)
+    if position is None or compiled.values(trace) is None:
+        return whole
+    return replace(whole, **vars(owners.owners(trace, position)))
 
 
 def times_ns(trace: Trace, position: I32) -> I64:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pytracer import errors
 from pytracer.analysis.facts import owners, scopes
-from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.facts.allocations import Allocations, allocations, as_of
 from pytracer.analysis.facts.casts import elements
 from pytracer.analysis.facts.devices import pool_text
 from pytracer.analysis.facts.usage import sums
@@ -93,9 +93,9 @@ class Holder:
     allocations: int
 
 
-def holders(trace: Trace, key: str, which: Mask) -> list[Holder]:
+def holders(trace: Trace, key: str, which: Mask, at: int | None = None) -> list[Holder]:
     """Like `by` with one key, for any allocations; largest first, without the unknown."""
-    groups = group(trace, key, which)
+    groups = group(trace, key, which, at)
     named = groups.codes >= 0
     size = allocations(trace).requested_bytes[which][named]
     totals = sums(groups.codes[named], size, len(groups.names))
@@ -114,11 +114,11 @@ def grouped(numbers: NDArray[Any], text: Callable[[int], str]) -> Group:
     return Group(to_code[codes], names)
 
 
-def group(trace: Trace, key: str, which: Mask | NDArray[np.intp]) -> Group:
-    """The key's value of each of these allocations."""
-    alloc, texts = allocations(trace), Texts(trace)
+def group(trace: Trace, key: str, which: Mask | NDArray[np.intp], at: int | None = None) -> Group:
+    """The key's value of each of these allocations, at that event or when they end."""
+    alloc, texts = as_of(trace, at), Texts(trace)
     if key == "module":
-        return texts.of(*_holding_modules(trace, which))
+        return texts.of(*_holding_modules(trace, alloc, which))
     if key == "op":
         return texts.strings(alloc.cause("op")[which])
     if key == "line":
@@ -190,10 +190,9 @@ def _cuts(trace: Trace) -> dict[str, str]:
 
 
 def _holding_modules(
-    trace: Trace, which: Mask | NDArray[np.intp]
+    trace: Trace, alloc: Allocations, which: Mask | NDArray[np.intp]
 ) -> tuple[NDArray[Any], Callable[[int], str]]:
     """A number per allocation, and the module path that the number stands for."""
-    alloc = allocations(trace)
     module = alloc.cause("module")[which]
     name = sanitized.labels(trace).name[alloc.label[which]].astype(np.int64)
     kept = np.isin(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis.facts import phases, scopes
+from pytracer.analysis.facts import compiled, phases, scopes
 from pytracer.basics.names import is_installed, short_path
 from pytracer.data import meta, sanitized
 from pytracer.data.recorded import Trace, once_per_trace
@@ -19,6 +19,7 @@ _LIBRARY = re.compile(
     r"|(^|/)torch/(_\w+|functional|hub|overrides|random|serialization|storage)\.py$"
     r"|(^|/)pytracer/(basics|capture|cli(?!/demo\.py)|cost|imagined|integrations|lab|reading|recording)/"
     r"|(^|/)pytracer/__main__\.py$|(^|/)bin/pytracer$"
+    r"|(^|/)torchinductor_[^/]*/|^<eval_with_key>"
     r"|^<frozen |(^|/)(contextlib|functools|runpy)\.py$|(^|/)lib/python[\d.]+/copy\.py$"
     r"|^(\?\?)?$|\.(c|cc|cpp|cu|cuh|h|hpp|o|pyx|S)$"  # the C++ frames of another tool's recording
 )
@@ -39,8 +40,11 @@ class Owners:
 
 
 @once_per_trace
-def owners(trace: Trace) -> Owners:
-    """Finds each allocation's innermost module and op, and the user's innermost frame."""
+def owners(trace: Trace, position: int = compiled.LAST) -> Owners:
+    """Finds each allocation's innermost module and op, and the user's innermost frame.
+
+    Compiled code reuses blocks. Such a block's owner is that of the value at this event, or of its last.
+    """
     tree = scopes.tree(trace)
     made = phases.moments(trace).made_scope
     caused = _forward_op(trace)[made]
@@ -50,7 +54,7 @@ def owners(trace: Trace) -> Owners:
         line[rows] if tree.stack.any() else np.broadcast_to(np.uint32(0), len(rows))
         for rows in (made, caused)
     )
-    return Owners(
+    plain = Owners(
         module=_modules(trace)[made],
         op=tree.name[_owning_op(trace)[made]],
         line=lines,
@@ -58,6 +62,44 @@ def owners(trace: Trace) -> Owners:
         forward_op=tree.name[caused],
         forward_line=forward_lines,
     )
+    return _of_compiled_code(trace, plain, made, position)
+
+
+def _of_compiled_code(trace: Trace, plain: Owners, made: U32, position: int) -> Owners:
+    """The owners with those that compiled code names instead of its call."""
+    found = compiled.values(trace)
+    if found is None:
+        return plain
+    tree = scopes.tree(trace)
+    value = found.alive(trace, made, position)
+    backward = (tree.node[made] != 0) & (value != 0)
+    around = np.where(backward, plain.forward_module, compiled.caller(trace)[made])
+    module = compiled.modules(trace, found, value, around)
+    line = _user_frames(trace)[found.stack[value]]
+    # An operator that generated code calls has its own name, and no other forward is known.
+    op = np.where(compiled.is_line(trace)[made] & (found.op[value] != 0), found.op[value], plain.op)
+    forward = (value != 0) & ~backward
+    return Owners(
+        module=np.where(forward, module, plain.module),
+        op=op,
+        line=np.where(forward & (line != 0), line, plain.line),
+        forward_module=np.where(backward, module, plain.forward_module),
+        forward_op=np.where(backward, 0, plain.forward_op).astype(np.uint32),
+        forward_line=np.where(backward & (line != 0), line, plain.forward_line),
+    )
+
+
+def values_text(trace: Trace, place: int) -> str:
+    """What a block of this place in compiled code holds, one after the other; "" for one value."""
+    found = compiled.values(trace)
+    if found is None or found.count[place] < 2:
+        return ""
+    frames, texts = _user_frames(trace), []
+    for value in range(first := int(found.first[place]), first + int(found.count[place])):
+        source, line = found.source[value], line_text(trace, int(frames[found.stack[value]]))
+        again = "(recomputed)" if source.recomputed else ""
+        texts.append(" ".join(filter(None, (source.op or "?", again, line))))
+    return ", then ".join(texts)
 
 
 @dataclass(frozen=True)
@@ -116,6 +158,7 @@ def _owning_op(trace: Trace) -> U32:
     tree = scopes.tree(trace)
     is_op = (tree.kind == scopes.OP) | (tree.kind == scopes.NODE)
     computes = is_op & ~scopes.scopes_named(trace, lambda text: bool(_FACTORY.match(text)))
+    computes &= ~compiled.is_line(trace)
     computing = scopes.nearest(tree.parent, computes)
     return np.where(computing != 0, computing, tree.op)
 
@@ -136,19 +179,25 @@ def _user_lines(trace: Trace) -> U32:
     tree = scopes.tree(trace)
     if not tree.stack.any():
         return np.zeros(len(tree.stack), np.uint32)
-    with_stack = scopes.nearest(tree.parent, tree.stack != 0)
-    return _user_frames(trace)[tree.stack[with_stack]]
+    line = _user_frames(trace)[tree.stack]  # a line of generated code is none of the user's
+    return line[scopes.nearest(tree.parent, line != 0)]
 
 
 def _user_frames(trace: Trace) -> U32:
     """Per row of the stack table, the user's innermost frame at or above it."""
-    return _frames_in(trace, is_users_file)
+    return _frames_in(trace, _is_users(trace))
 
 
 @once_per_trace
 def own_frames(trace: Trace) -> U32:
     """The same for the program's own frames: the line that called a library, not a line of it."""
-    return _frames_in(trace, lambda path: is_users_file(path) and not is_installed(path))
+    is_users = _is_users(trace)
+    return _frames_in(trace, lambda path: is_users(path) and not is_installed(path))
+
+
+def _is_users(trace: Trace) -> Callable[[str], bool]:
+    generated = {one.file for one in meta.of(trace).compiled}
+    return lambda path: is_users_file(path) and path not in generated
 
 
 def _frames_in(trace: Trace, wanted: Callable[[str], bool]) -> U32:
@@ -196,9 +245,20 @@ def place_of(trace: Trace, scope: int) -> Place:
     again = tree.op[scope] != 0 and tree.flags[tree.op[scope]] & SCOPE_RECOMPUTE
     caused = 0 if again else int(_forward_op(trace)[scope])
     at, op = caused or scope, int(_owning_op(trace)[scope])
+    module, name, line = (
+        int(column[i])
+        for column, i in ((tree.name, tree.module[at]), (tree.name, op), (_user_lines(trace), at))
+    )
+    found = compiled.values(trace)
+    if found is not None and (value := int(found.first[found.place[scope]])):
+        module = module if caused else int(compiled.caller(trace)[scope])
+        pair = np.array([value], np.uint32), np.array([module], np.uint32)
+        module = int(compiled.modules(trace, found, *pair)[0])
+        name = int(found.op[value]) if compiled.is_line(trace)[scope] and found.op[value] else name
+        line = int(_user_frames(trace)[found.stack[value]]) or line
     return Place(
-        module=trace.strings[tree.name[tree.module[at]]] if tree.module[at] else "",
-        op=trace.strings[tree.name[op]] if op else "",
-        line=line_text(trace, int(_user_lines(trace)[at])),
+        module=trace.strings[module] if module else "",
+        op=trace.strings[name] if op else "",
+        line=line_text(trace, line),
         in_backward_of=caused != 0,
     )
