@@ -19,7 +19,6 @@ from pytracer.basics.private_torch import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
-    FakeTensorMode,
     TorchDispatchMode,
     UnsupportedOperatorException,
     tree_iter,
@@ -43,6 +42,7 @@ from pytracer.imagined import (
     scratch,
     sizes,
 )
+from pytracer.imagined.fake_mode import Mode
 from pytracer.imagined.known import GUESS, Known
 from pytracer.imagined.patches import listed, replaced
 from pytracer.imagined.shelf import Shelf
@@ -55,7 +55,6 @@ _COMPOSITE = private_torch.dispatch_keys.CompositeImplicitAutograd
 _COMPOSED = private_torch.dispatch_keys.CompositeExplicitAutograd
 _READS_A_NUMBER = aten._local_scalar_dense.default
 _COPIES = frozenset((aten._to_copy.default, aten.copy_.default))
-_TAKES_A_STORAGE = frozenset((aten.set_.source_Storage, aten.set_.source_Storage_storage_offset))
 _STEP = "Optimizer.step#"
 # Files whose questions have the answer yes: raises unless what it got is valid, ends unless it may go on.
 _YES = (torch.distributions.distribution.__file__, frameworks.LBFGS)
@@ -72,7 +71,6 @@ _IN_PLACE = frozenset(
 )
 # How many of their last results a card makes first.
 _MADE_FIRST = {aten.native_dropout.default: 1, aten._scaled_dot_product_cudnn_attention.default: 2}
-_FAKE = private_torch.mode_keys.FAKE
 
 
 class Fakes:
@@ -108,7 +106,7 @@ class Fakes:
         self._known = Known(is_fake)
         self._known.assumes = reads.assumes
         self._composites = attention.Composites()
-        self._mode = _Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self._mode = Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self._watching = _Watching(
             self._mode,
             device,
@@ -159,56 +157,6 @@ def _begin_engine() -> None:
     torch.zeros((), requires_grad=True).backward()
 
 
-class _Mode(FakeTensorMode):
-    """Never touches a device, even while the patched `torch.cuda` claims that there is one."""
-
-    _entered = 0
-
-    @property
-    def avoid_device_init(self) -> bool:
-        """Keeps small known constants on the CPU."""
-        return True
-
-    def dispatch(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Runs an operator. Torch's cache of results would keep a storage that it was given."""
-        before = self.cache_enabled
-        self.cache_enabled = before and func not in _TAKES_A_STORAGE
-        try:
-            return super().dispatch(func, *args, **kwargs)
-        finally:
-            self.cache_enabled = before
-
-    def __enter__(self) -> "_Mode":
-        """Counts, because torch's own code finds this mode and enters it again."""
-        self._entered += 1
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Ends the last entry."""
-        super().__exit__(*error)  # type: ignore[arg-type]
-        self._entered -= 1
-
-    @contextlib.contextmanager
-    def making(self) -> Iterator[None]:
-        """Makes new tensors fake, also where torch's own code has put this mode aside."""
-        super().__enter__()
-        try:
-            yield
-        finally:
-            super().__exit__(None, None, None)
-
-    def computes_shapes(self) -> bool:
-        """Whether an operator is asked for its result's shape only, and takes no memory.
-
-        Without us the program has no fake mode. So whoever entered one, this or another, asks for
-        shapes: DTensor's sharding propagation, a compiler, the program itself. Whoever put this one
-        aside, as a mesh does to cut itself, wants values.
-        """
-        active = private_torch.active_mode(_FAKE)
-        return self._entered > 1 or (active is not None and active is not self)
-
-
 class _Watching(TorchDispatchMode):
     """Sees the result of every operator, above the fake tensors' own mode."""
 
@@ -216,7 +164,7 @@ class _Watching(TorchDispatchMode):
 
     def __init__(
         self,
-        mode: _Mode,
+        mode: Mode,
         device: str,
         memory: Any,
         known: Known,
