@@ -206,7 +206,7 @@ def test_all_tables_have_the_same_devices() -> None:
     built = {row.name for row in native.ACCELERATORS}
     assert built == {row.name for row in _native._ACCELERATORS}
     folders = {path.name for path in (ROOT / "csrc").iterdir() if path.is_dir()}
-    assert folders == {"core", "torch", "view", *built}
+    assert folders == {"core", "driver", "torch", "view", *built}
 
 
 def test_a_device_that_nobody_knows_is_refused_by_name() -> None:

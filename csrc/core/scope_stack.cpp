@@ -269,7 +269,7 @@ void Recorder::close(ThreadState& thread, size_t depth) {
   if (frame.kind == ScopeKind::kOp && frame.wants_line && !inside_op &&
       (!inside_node || (frame.flags & kScopeRecompute) != 0)) {
     auto take = take_stack.load(std::memory_order_relaxed);
-    stack = take != nullptr ? take() : 0;  // may wait for the GIL, so not during a Stay
+    stack = take != nullptr ? take() : stack;  // may wait for the GIL, so not during a Stay
   }
   Stay stay(*this, thread);
   if (!stay || frame.scope == 0) {
