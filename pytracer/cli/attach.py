@@ -73,6 +73,7 @@ class Detach(Command):
     Ends the recording at once, and says where it is. The job goes on.
 
       pytracer detach 4711
+      pytracer detach 4712    another rank of the same job
     """
 
     name = "detach"
