@@ -94,3 +94,26 @@ def test_a_card_must_have_room_for_the_longer_run() -> None:
     assert len(replayed._longer.position) > len(replayed._steps.position)
     recorded = replay._smallest(replayed._steps, replayed._rules, "capacity", replayed.orders)
     assert replayed.smallest_room >= recorded
+
+
+def alternating(count: int) -> None:
+    """Asks for blocks of 24 and of 64 MiB in turns."""
+    model = torch.nn.Linear(1024, 1024, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(count):
+        for rows in (6144, 16384):
+            model(torch.randn(rows, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_later_steps_of_a_tight_card_wait_for_the_allocator() -> None:
+    """Large blocks are not split there, so that none serves the other size."""
+    data, plenty = imagined(alternating, 2), 1 << 40
+    split, whole = (
+        replay.replay(data, settings, capacity=plenty, unlimited=True)
+        for settings in ("", "max_split_size_mb:21")
+    )
+    for one, waits in ((split, 0), (whole, repeated._TIMES)):
+        assert one.later_retries(plenty) == 0
+        assert one.later_retries(one.smallest_room) == waits

@@ -46,12 +46,13 @@ def answer(found: Found) -> str:
 def _more_time(one: Tried) -> str:
     """The additional time of a step, in words."""
     least, most = (f"{100 * (ratio - 1):.0f}" for ratio in (one.time_ratio, one.time_at_most))
-    return f"{most}% more time" if least == most else f"{least} to {most}% more time"
+    text = f"{most}% more time" if least == most else f"{least} to {most}% more time"
+    return f"{text} or more" if one.flushes else text
 
 
 def _time(one: Tried) -> str:
     least, most = f"{one.time_ratio:.2f}", f"{one.time_at_most:.2f}"
-    return least if least == most else f"{least}-{most}"
+    return (least if least == most else f"{least}-{most}") + "+" * one.flushes
 
 
 def _table(found: Found, terminal: Terminal) -> Iterator[str]:
@@ -81,7 +82,8 @@ def _table(found: Found, terminal: Terminal) -> Iterator[str]:
     yield from terminal.paragraph(
         "",
         f"card: what the run surely needs. {found.how.capitalize()}. time: an estimate, from where the "
-        "GPU is the limit to where the host is.",
+        "GPU is the limit to where the host is." + " +: the allocator gives its cache back in each "
+        "step, which takes more." * any(one.flushes for one in rows),
     )
 
 

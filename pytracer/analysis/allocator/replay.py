@@ -155,6 +155,17 @@ class Replay:
         """The least memory that the driver must have for this allocator, likewise."""
         return _smallest(self._longer, self._rules, "capacity", self.orders)
 
+    def later_retries(self, capacity: int) -> int:
+        """How often a longer run gives the cache back after the recorded steps, with so much memory.
+
+        Each takes time.
+        """
+        rules = {**self._rules, "capacity": capacity}
+        all_, recorded = (
+            core.replay(own.columns, rules, False)["retries"] for own in (self._longer, self._steps)
+        )
+        return int(all_) - int(recorded)
+
     def timeline(self) -> "pd.DataFrame":
         """Reserved, in use, and the largest free block, after each event; index: time_ns."""
         own_steps = self._steps

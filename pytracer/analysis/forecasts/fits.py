@@ -110,6 +110,13 @@ class Fits:
         return self.smallest_card + self.more
 
     @property
+    def flushes(self) -> bool:
+        """Whether later steps wait for the allocator, which gives its cache back for a request."""
+        if self.card is None:
+            return False
+        return self.replay.later_retries(max(self.card - self.beside - self.more, 0)) > 0
+
+    @property
     def _has_room_for_all(self) -> bool:
         return not self.more or self.card is None or self.surely_needs <= self.card
 

@@ -44,6 +44,12 @@ class Tried:
     fits: bool
     verdict: str
     code: str = ""  # to paste instead
+    flushes: bool = False  # the allocator gives its cache back in later steps, which takes time
+
+    @property
+    def fits_well(self) -> bool:
+        """Whether it fits, and no step waits for the allocator."""
+        return self.fits and not self.flushes
 
     @property
     def time_at_most(self) -> float:
@@ -89,6 +95,7 @@ def _beats(one: Tried, other: Tried) -> bool:
         (one.time_at_most, other.time_at_most),
         (one.needs, other.needs),
         (not one.changes.is_bit_equal, not other.changes.is_bit_equal),
+        (one.flushes, other.flushes),
     ]
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
@@ -141,7 +148,7 @@ class _Tries:
         return [one.changes for one in self.tried]
 
     def wants_more(self, wanted: Wanted) -> bool:
-        return wanted.minimise or not any(one.fits for one in self.tried)
+        return wanted.minimise or not any(one.fits_well for one in self.tried)
 
     def add(self, changes: Changes, ratio: float, code: str = "") -> Tried | None:
         """Imagines a candidate, unless that was done; None if it cannot be imagined."""
@@ -182,10 +189,17 @@ def _best(tried: Sequence[Tried], wanted: Wanted) -> Tried:
     return min(fitting, key=_by_time)
 
 
-def _by_time(one: Tried) -> tuple[float, float, bool, int, int]:
+def _by_time(one: Tried) -> tuple[bool, float, float, bool, int, int]:
     """Sorts candidates: the quickest first, then those that keep all bits, then by few changes."""
     count = sum(bool(each) for each in vars(one.changes).values())
-    return one.time_ratio, one.time_at_most, not one.changes.is_bit_equal, count, one.needs
+    return (
+        one.flushes,
+        one.time_ratio,
+        one.time_at_most,
+        not one.changes.is_bit_equal,
+        count,
+        one.needs,
+    )
 
 
 def _tried(changes: Changes, trace: Trace, fits: Fits, ratio: float, code: str = "") -> Tried:
@@ -199,6 +213,7 @@ def _tried(changes: Changes, trace: Trace, fits: Fits, ratio: float, code: str =
         bool(fits),
         fits.verdict,
         code,
+        flushes=bool(fits) and fits.flushes,
     )
 
 
@@ -275,7 +290,7 @@ def _plans(
         yield candidate(at)
         if wanted.minimise:
             return
-        does_fit = bool(tries.last)
+        does_fit = tries.tried[-1].fits_well
         if step and does_fit == (step > 0):
             return  # the cheapest that fits lies between the last two
         step = -1 if does_fit else 1
