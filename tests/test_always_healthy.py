@@ -11,6 +11,7 @@ from tests.tiers import by_tier, first_of
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # Lightning's own
 @pytest.mark.parametrize("name", first_of(HEALTHY, 2))
 def test_a_healthy_program_of_the_hints_gets_no_alarm(name: str, tmp_path: Path) -> None:
     alarms: list[str] = []
@@ -22,4 +23,5 @@ def test_a_healthy_program_of_the_hints_gets_no_alarm(name: str, tmp_path: Path)
             (folder := tmp_path / str(number)).mkdir()
             HEALTHY[name](folder)
     assert alarms == []
-    assert pytracer.History(tmp_path / "run.always").step_count > 0
+    history = pytracer.History(tmp_path / "run.always")
+    assert history.step_count or history.looks  # a generation has no optimizer's step
