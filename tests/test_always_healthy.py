@@ -11,7 +11,7 @@ from tests.tiers import by_tier, first_of
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # Lightning's own
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of the libraries
 @pytest.mark.parametrize("name", first_of(HEALTHY, 2))
 def test_a_healthy_program_of_the_hints_gets_no_alarm(name: str, tmp_path: Path) -> None:
     alarms: list[str] = []

@@ -19,7 +19,7 @@ from pytracer.analysis.allocator.replay import NOT_KNOWN
 from pytracer.analysis.facts.doubts import doubts
 from pytracer.cli import main
 from pytracer.export.fits_text import on_a_card
-from pytracer.imagined.adapter import _Mode
+from pytracer.imagined.fake_mode import Mode
 
 WIDTH = 256
 
@@ -56,7 +56,7 @@ def says(t: Any, words: str) -> None:
 
 def test_shapes_that_torch_computes_for_itself_are_noticed(monkeypatch: Any) -> None:
     """The guard that leaves them out is taken away: FSDP2's propagation then counts as memory."""
-    monkeypatch.setattr(_Mode, "computes_shapes", lambda self: False)
+    monkeypatch.setattr(Mode, "computes_shapes", lambda self: False)
     with pytracer.imagine("H100", ranks=8) as t:
         dist.init_process_group("nccl")
         model = layers()

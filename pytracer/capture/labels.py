@@ -66,7 +66,9 @@ class Labels:
         self._bucket_sizes: set[int] = set()  # of DistributedDataParallel
         self.hooked_buckets: set[int] = set()  # sizes of those that a communication hook gets
         self._parameter_names: dict[int, str] = {}
-        self._of_modules: dict[int, weakref.ref[torch.Tensor]] = {}  # parameters that modules had
+        # Addresses of parameters that modules had, by their ids. torch swaps no tensor that has a weak
+        # reference.
+        self._of_modules: dict[int, int] = {}
         # Names of parameters that no known module has, with the parameters' ids.
         self._group_names: dict[str, int] = {}
         # Optimizers may step before a module is called. Labels made by then keep the name of an
@@ -161,7 +163,7 @@ class Labels:
                 if parameter is not None and (C.is_parameter(parameter) or _stands_in(parameter)):
                     self._has_16_bits |= parameter.dtype in _16_BITS
                     path_to = ("_parameters", key)
-                    self._of_modules[id(parameter)] = weakref.ref(parameter)
+                    self._of_modules[id(parameter)] = C.memory_of(parameter)[0]
                     self._watch(parameter, module, path_to, "parameter", where + key)
             for key, buffer in C.items_of(attributes.get("_buffers")):
                 if buffer is not None:
@@ -288,7 +290,7 @@ class Labels:
         tensors: list[torch.Tensor] = []
         for one in self._optimizers:
             for parameter, entry in one.entries():
-                had = self._of_modules.get(id(parameter), lambda: None)() is parameter
+                had = self._of_modules.get(id(parameter)) == C.memory_of(parameter)[0]
                 if had and id(parameter) not in owned and C.gradient_of(parameter) is None:
                     tensors += [parameter, *(tensor for _, tensor in named_tensors(entry))]
         return sorted({address for tensor in tensors if (address := C.memory_of(tensor)[0])})

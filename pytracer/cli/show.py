@@ -186,7 +186,7 @@ def _holders(options: argparse.Namespace) -> int:
     """Who holds memory, by one or several keys, the largest first."""
     from pytracer.export import terminal
 
-    keys = options.by.split(",")
+    keys = list(dict.fromkeys(options.by.split(",")))
     loaded = output.read(options.file, anonymous=options.anonymous)
     with progress.doing("finding who holds memory"):
         table = loaded.by(keys, at=options.at).reset_index()
