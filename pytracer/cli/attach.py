@@ -16,9 +16,7 @@ from pytracer.recording import injection
 from pytracer.recording.place import unused
 
 _FOR_PYTHON = 60.0  # seconds to wait until the job's main thread runs Python
-_FOR_A_STEP = (
-    30.0  # seconds to wait for the end of a step; after that the recording begins within one
-)
+_FOR_A_STEP = 30.0  # seconds to wait until a step ends, before the recording begins within one
 _EVERY = 0.02  # seconds between two looks for an answer
 _OBEY = Path(injection.__file__).with_name("obey.py")
 

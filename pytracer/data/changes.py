@@ -22,9 +22,7 @@ class Changes:
     optimizer: str = ""  # how it steps, one of OPTIMIZERS; "" as the program says
     set_to_none: bool = False  # what zero_grad() does with gradients
     bucket_views: bool = False  # gradient_as_bucket_view of DistributedDataParallel
-    micro_batches: int = (
-        0  # into which transformers' Trainer divides each batch; 0 as the program says
-    )
+    micro_batches: int = 0  # of each batch of transformers' Trainer; 0 as the program says
 
     def __bool__(self) -> bool:
         """Whether anything changes."""

@@ -2,6 +2,7 @@
 
 import json
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -147,7 +148,7 @@ def ranks_in_short(ranks: list[Steps]) -> list[RankRow]:
     if not known:
         return []
     main = [one.devices[0] for one in known]
-    usual = sorted(device.usual for device in main)[len(main) // 2]
+    usual = middle(device.usual for device in main)
     most = max(one.step_count for one in known)
     return [
         RankRow(
@@ -164,6 +165,12 @@ def ranks_in_short(ranks: list[Steps]) -> list[RankRow]:
         )
         for one, device in zip(known, main, strict=True)
     ]
+
+
+def middle(sizes: Iterable[int]) -> int:
+    """The middle one by size."""
+    ordered = sorted(sizes)
+    return ordered[len(ordered) // 2]
 
 
 def _growth(one: Steps) -> str:

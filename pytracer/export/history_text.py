@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pytracer.basics.units import size_text, time_text
-from pytracer.data.history import Look, Steps, ranks_in_short
+from pytracer.data.history import Look, Steps, middle, ranks_in_short
 from pytracer.export.terminal import BOLD, PLAIN, Terminal
 
 _MOST_EVENTS = 6
@@ -49,7 +49,7 @@ def of_ranks(ranks: list[Steps], terminal: Terminal = PLAIN) -> str:
         numbers = "".join(f"{text:>11}" for text in (f"{row.steps:,}", *sizes, size_text(row.now)))
         lines.append(f"{row.rank:>5}{numbers}  {row.device}")
     lines.append("")
-    usual = sorted(row.usual for row in rows)[len(rows) // 2]
+    usual = middle(row.usual for row in rows)
     for row in rows:
         if row.departs:
             text = f"rank {row.rank}: {size_text(row.usual)}, where the middle rank has {size_text(usual)}"

@@ -23,7 +23,7 @@ _NUMBER = 4  # bytes
 
 
 def kernels(wants: Callable[[Scratch], None]) -> dict[Any, Callable[..., Any]]:
-    """Fake kernels. `wants` is told of their scratch."""
+    """Returns fake kernels. They call `wants` with the scratch that a card takes."""
 
     def statistics(x: Any, epsilon: float) -> Any:
         if _is_last(x):

@@ -282,7 +282,7 @@ def _padded(tensor: Any) -> int:
 
 
 def placed() -> AbstractContextManager[Any]:
-    """Has torch's fake kernels lay results out as cuDNN does. A torch for the CPU knows of none."""
+    """Makes fake convolutions return cuDNN's layout, which a torch for the CPU does not know."""
     if torch.backends.cuda.is_built():
         return nullcontext()
     return replaced(private_torch.bindings, "_conv_determine_backend_memory_format", _layout)

@@ -139,9 +139,6 @@ class Kernels:
         self._run: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: grouped}
         self._run |= {**ctc.kernels(wants), **attention.kernels(wants, operator)}
         self._run |= batch_norms.kernels(wants)
-        self._run[aten.multi_margin_loss_backward.default] = lambda grad, x, *_: x.new_empty(
-            x.shape
-        )
         state = operator and scratch.of_dropout(operator.processors, operator.capability)
         self._run |= recurrent.kernels(wants, state) | shapes.kernels() | _waits()
 

@@ -79,7 +79,7 @@ def _of_rows(x: Any, dim: int, keepdim: bool = False) -> Any:
     return x.new_empty(sizes), x.new_empty(sizes)
 
 
-def _gru_cell(gates: Any, _: Any, state: Any, bias: Any = None, *__: Any) -> Any:
+def _gru_cell(_: Any, __: Any, state: Any, *___: Any) -> Any:
     batch, hidden = state.shape
     return torch.empty_like(state), state.new_empty((batch, hidden * _KEPT))
 

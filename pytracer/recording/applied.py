@@ -93,10 +93,8 @@ class Applied:
         def init(
             trainer: Any, model: Any = None, args: Any = None, *more: Any, **named: Any
         ) -> None:
-            parts, size = (
-                self._changes.micro_batches,
-                getattr(args, "per_device_train_batch_size", 0),
-            )
+            parts = self._changes.micro_batches
+            size = getattr(args, "per_device_train_batch_size", 0)
             if size and size % parts == 0:
                 args.per_device_train_batch_size = size // parts
                 args.gradient_accumulation_steps *= parts

@@ -14,10 +14,17 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.analysis.allocator.steps import ALLOC, ATTEMPT, FREE_COMPLETED, SEED, Steps
+from pytracer.analysis.allocator.steps import (
+    ALLOC,
+    ATTEMPT,
+    FREE_COMPLETED,
+    SEED,
+    Steps,
+    steps as plain,
+)
 from pytracer.analysis.facts import timelines
 from pytracer.data import meta
-from pytracer.data.recorded import Trace
+from pytracer.data.recorded import Trace, once_per_trace
 from pytracer.data.schema import I64
 
 _TIMES = 8
@@ -26,9 +33,18 @@ _MOST = 400_000  # steps of the allocator's model that are added, at most
 
 def longer(trace: Trace, steps: Steps) -> tuple[Steps, I64]:
     """The steps with the last one made again, and for each the step that it repeats."""
+    if meta.of(trace).imagined is None:
+        return steps, np.arange(len(steps.position))
+    return _longer(trace, steps.device)
+
+
+@once_per_trace
+def _longer(trace: Trace, device: str) -> tuple[Steps, I64]:
+    """The same for an imagined run, which has the same steps under all settings."""
+    steps = plain(trace, device)
     same = np.arange(len(steps.position))
     ends = timelines.timeline(trace).step_ends
-    if meta.of(trace).imagined is None or len(ends) < 2:
+    if len(ends) < 2:
         return steps, same
     ticks = trace.events.ticks[np.maximum(steps.position, 0)]
     first, last = np.searchsorted(ticks, ends[-2:], side="right").tolist()
@@ -72,7 +88,6 @@ def _pairs(
     before, after = np.setdiff1d(done, made), np.setdiff1d(made, done)
     found = []
     for blocks in (before, after):
-        blocks = blocks[np.argsort(order[blocks])]
         size, lane = (steps.columns[name][order[blocks]] for name in ("bytes", "lane"))
         by_size = np.lexsort((order[blocks], lane, size))
         found.append((blocks[by_size], size[by_size], lane[by_size]))

@@ -11,7 +11,7 @@ import numpy as np
 
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
 from pytracer.analysis.answers import keepers
-from pytracer.analysis.answers.edits import Edit, peak_after
+from pytracer.analysis.answers.edits import Edit
 from pytracer.analysis.answers.growth import growing
 from pytracer.analysis.answers.held import held, never_read
 from pytracer.analysis.answers.outer_calls import (
@@ -196,10 +196,10 @@ def late_zero_grad(now: Situation, rest: Mask) -> Iterator[Finding]:
         change += " as optimizer.zero_grad(set_to_none=True), which drops them,"
         edit = replace(edit, end=None, gone=until_made_again(now.trace))
     there = now.bytes(now.alive)
-    if there == usage.peak(now.trace, now.device).bytes:  # and not where memory ran out below it
-        saved = there - peak_after(now.trace, now.device, [edit])
-        if saved < _WORTH * there:
-            return  # a backward is as high
+    # Memory may have run out below the peak: then another moment's height says nothing.
+    is_peak = there == usage.peak(now.trace, now.device).bytes
+    if is_peak and now.saved_by(edit) < _WORTH * there:
+        return  # a backward is as high
     yield Finding(
         "late_zero_grad",
         amount,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pytracer.analysis.answers.edits import Edit, peak_after
+from pytracer.analysis.answers.edits import Edit
 from pytracer.analysis.answers.keepers import kinds
 from pytracer.analysis.answers.outer_calls import in_vain_of, lacks_its_end, outermost
 from pytracer.analysis.answers.situation import Finding, Situation
@@ -57,7 +57,7 @@ def held(now: Situation, rest: Mask) -> Iterator[Finding]:
             f"del {spare.variable} before the backward",
         )
         edit = Edit(spare.alike, end=_kept_from(now))
-        saved = now.bytes(now.alive) - peak_after(now.trace, now.device, [edit])
+        saved = now.saved_by(edit)
         yield replace(row, at_peak=min(row.at_peak, saved), edit=edit)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytracer.analysis.answers.edits import Edit, peak_after
+from pytracer.analysis.answers.edits import Edit
 from pytracer.analysis.answers.keepers import in_graphs_alone, keeper_of, kinds
 from pytracer.analysis.answers.situation import Finding, Situation
 from pytracer.analysis.facts import phases, scopes
@@ -43,7 +43,7 @@ def retained(now: Situation, rest: Mask) -> Iterator[Finding]:
         f"{keeper.name} and what else has its graph",
     )
     edit = Edit(alike, end=over)
-    saved = now.bytes(now.alive) - peak_after(now.trace, now.device, [edit])
+    saved = now.saved_by(edit)
     yield replace(row, at_peak=max(min(row.at_peak, saved), 0), edit=edit)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pytracer.analysis.answers.edits import Edit
+from pytracer.analysis.answers.edits import Edit, peak_after
 from pytracer.analysis.facts import grouping, phases, saved_tensors, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.data.recorded import Trace
@@ -63,6 +63,10 @@ class Situation:
     def bytes(self, which: Mask) -> int:
         """The requested bytes of these allocations."""
         return int(allocations(self.trace).requested_bytes[which].sum())
+
+    def saved_by(self, edit: Edit) -> int:
+        """How much lower the peak is after an edit than what is alive at the moment."""
+        return self.bytes(self.alive) - peak_after(self.trace, self.device, [edit])
 
     def where(self, which: Mask) -> tuple[str, str]:
         """The line and the module that hold most of these; "" if unknown."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.analysis.answers.edits import Edit, peak_after
+from pytracer.analysis.answers.edits import Edit
 from pytracer.analysis.answers.keepers import keeper_of, kinds
 from pytracer.analysis.answers.outer_calls import ends_without_grad, outermost
 from pytracer.analysis.answers.situation import Finding, Situation
@@ -121,7 +121,7 @@ def left_behind(now: Situation, rest: Mask) -> Iterator[Finding]:
         f"from `{keeper}`",
     )
     edit = Edit(own, end=since)
-    saved = now.bytes(now.alive) - peak_after(now.trace, now.device, [edit])
+    saved = now.saved_by(edit)
     yield replace(row, at_peak=max(min(row.at_peak, saved), 0), edit=edit)
 
 
