@@ -5,6 +5,7 @@
     _cuda-torch2.13.so      CUDA tracker   csrc/cuda; one for each row of ACCELERATORS
     _view.so                private files  csrc/view; preloaded, so it needs libc only
     _driver.so              asks cuDNN     csrc/driver; has the name of CUDA's driver
+    _products.so            asks cuDNN     csrc/driver; has the name of cuBLASLt
 
 An extension is bound to one release of torch (the layout of its classes), so each release has its
 own; pytracer/data/_native.py opens the one for the torch that runs. They are compiled from torch's
@@ -389,9 +390,10 @@ class Build:
         self.link("_view.so", objects, [*own, "-s", "-ldl"])
 
     def driver(self) -> None:
-        """Loaded before cuDNN, which then finds it under this name."""
-        made = self.compile(CSRC / "driver" / "driver.cpp", "driver", [])
-        self.link("_driver.so", [made], ["-nostdlib", "-s", "-Wl,-soname,libcuda.so.1"])
+        """Loaded before cuDNN, which then finds them under these names."""
+        for name, known_as in (("driver", "libcuda.so.1"), ("products", "libcublasLt.so.13")):
+            made = self.compile(CSRC / "driver" / f"{name}.cpp", "driver", [])
+            self.link(f"_{name}.so", [made], ["-nostdlib", "-s", f"-Wl,-soname,{known_as}"])
 
     def extension(self, torch: Torch, macros: dict[str, str]) -> None:
         where = f"torch{torch.release}"
@@ -485,7 +487,7 @@ def install(binaries: list[Path], into: Path, facts: dict) -> None:
     facts_file = into / "_build.json"
     facts_file.unlink(missing_ok=True)
     trackers = [path for each in ACCELERATORS for path in into.glob(f"_{each.name}-*.so")]
-    whole = [into / name for name in ("_view.so", "_driver.so")]
+    whole = [into / name for name in ("_view.so", "_driver.so", "_products.so")]
     for old in [*into.glob(f"_[Cc]*{SOABI}.so"), *trackers, *whole]:
         old.unlink(missing_ok=True)
     for binary in binaries:

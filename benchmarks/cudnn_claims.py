@@ -1,6 +1,7 @@
 """Holds what imagined runs say of convolutions' scratch against the passes that were measured on a card.
 
     python benchmarks/cudnn_claims.py --out benchmarks/results     # needs cuDNN (pytracer[cudnn]), no GPU
+    python benchmarks/cudnn_claims.py --answers tests/data/cudnn_answers.json    # what the tests ask
 
 A pass is exact if its two bounds are the same block. An exact pass is right if the card took that block,
 and an interval if the card took something between its bounds.
@@ -10,6 +11,7 @@ because rules that have changed since may know it.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -34,12 +36,25 @@ FILES = {
         ("drawn-1", "a first draw"),
         ("drawn-2", "a second draw"),
         ("drawn-3", "a third draw"),
+        ("drawn-4", "a fourth draw"),
     )
 }
 HELD_OUT = tuple(FILES)[-1]
 NAME = "cudnn-claims"
 COUNTS = ("passes", "exact", "exact_and_right", "within")
 OPERATIONS = ("forward", "input", "weight")
+ASKED = ("operation", "dtype", "x", "w", "y", "padding", "stride", "dilation", "tf32")
+ANSWERED = ("engine", "knobs", "bytes", "allowed", "unsplit", "fewer")
+EVERY = 9  # row of which the tests know the answers
+# Input and weight of passes of which something wrong was said once.
+WRONG_ONCE = (
+    ([1, 3, 28, 28], [64, 3, 1, 1]),  # a product whose rows are no multiple of 16 bytes
+    ([1, 16, 1500], [128, 16, 1]),  # a product of one image, with little to do
+    ([8, 64, 56, 56], [48, 64, 4, 4]),  # a Fourier transform with TensorFloat-32
+    ([32, 128, 33, 33], [64, 128, 3, 3]),  # more than the spectra of tiles
+    ([4, 128, 64], [48, 128, 7]),  # the spectra of a whole square around a row
+    ([4, 128, 7, 7], [512, 32, 3, 3]),  # Winograd's algorithm for channels in groups
+)
 LITTLE = 512  # bytes: less is the same block
 
 
@@ -112,11 +127,16 @@ def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--answers", type=Path, help="keep what cuDNN says of every ninth row")
     options = parser.parse_args()
     library = cudnn.installed()
     if library is None:
         parser.exit(1, f"cuDNN is not installed: {cudnn.ADVICE}\n")
     known = convolutions.Convolutions(find("H100"), library)
+    if options.answers:
+        kept.write(options.answers, _answers(library))
+        library.close()
+        return
     documents = {file: kept.read(RESULTS / file) for file in FILES}
     found: dict[str, dict[str, Any]] = {
         file: {
@@ -133,6 +153,39 @@ def main() -> None:
         found[file]["first"] = first
     print(found)
     write(options.out, NAME, {"files": found}, device="cpu")
+
+
+class Remembers:
+    """A cuDNN whose answers are kept."""
+
+    def __init__(self, library: cudnn.Cudnn) -> None:
+        """Asks this one."""
+        self._library = library
+        self.said: dict[str, dict[str, Any]] = {}
+        self.start, self.close = library.start, library.close
+
+    @property
+    def version(self) -> int:
+        """Of the library."""
+        return self._library.version
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Its answer."""
+        answer = self._library.ask(question)
+        of = kept.only(question, *ASKED)
+        self.said[json.dumps(of)] = {**of, "answer": [answer.get(one) for one in ANSWERED]}
+        return answer
+
+
+def _answers(library: cudnn.Cudnn) -> dict[str, Any]:
+    asked = Remembers(library)
+    known = convolutions.Convolutions(find("H100"), asked)  # type: ignore[arg-type]
+    for file in FILES:
+        rows = kept.read(RESULTS / file)["convolutions"]
+        others = [one for one in rows if (one["input"], one["weight"]) in WRONG_ONCE]
+        for _ in claims([*rows[::EVERY], *others], known):
+            pass
+    return {"cudnn": library.version, "every": EVERY, "answers": [*asked.said.values()]}
 
 
 def _firsts() -> dict[str, dict[str, int]]:

@@ -16,14 +16,22 @@ from torch import nn
 
 import pytracer
 from benchmarks import kept
-from benchmarks.cudnn_claims import FILES, RESULTS, Claim, claims, counted
+from benchmarks.cudnn_claims import (
+    ANSWERED,
+    ASKED,
+    FILES,
+    RESULTS,
+    WRONG_ONCE,
+    Claim,
+    claims,
+    counted,
+)
 from pytracer.imagined import convolutions, cudnn, persistent
 from pytracer.imagined.cards import find
 from pytracer.imagined.convolutions import Convolutions, Problem
 
 HERE = Path(__file__).parent
 STORED = kept.read(HERE / "data" / "cudnn_answers.json")
-ASKED = ("operation", "dtype", "x", "w", "y", "padding", "stride", "dilation", "tf32")
 
 
 class Answers:
@@ -43,9 +51,7 @@ class Answers:
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         self.questions[_key(question)] += 1
         answer = self.stored.get(_key(question))
-        return dict(
-            zip(("engine", "knobs", "bytes", "unsplit", "fewer"), answer or (), strict=False)
-        )
+        return dict(zip(ANSWERED, answer, strict=True)) if answer else {}
 
 
 def _key(row: dict[str, Any]) -> str:
@@ -65,7 +71,7 @@ def found() -> list[Claim]:
 
 def test_what_is_said_to_be_exact_was_measured_so(found: list[Claim]) -> None:
     assert [one for one in found if one.is_exact and not one.is_right] == []
-    assert sum(one.is_exact for one in found) >= 0.8 * len(found) >= 0.8 * 510
+    assert sum(one.is_exact for one in found) >= 0.95 * len(found) >= 0.95 * 490
 
 
 def test_no_measured_pass_is_outside_of_its_interval(found: list[Claim]) -> None:
@@ -75,21 +81,11 @@ def test_no_measured_pass_is_outside_of_its_interval(found: list[Claim]) -> None
 @pytest.mark.parametrize("operation", ["forward", "input", "weight"])
 def test_scratch_of_each_pass_is_exact_for_most_shapes(found: list[Claim], operation: str) -> None:
     these = [one for one in found if one.operation == operation]
-    assert sum(one.is_exact for one in these) >= 0.65 * len(these)
+    assert sum(one.is_exact for one in these) >= 0.9 * len(these)
 
 
-@pytest.mark.parametrize(
-    ("input", "weight"),
-    [
-        ([1, 3, 28, 28], [64, 3, 1, 1]),  # a product whose rows are no multiple of 16 bytes
-        ([1, 16, 1500], [128, 16, 1]),  # a product of one image, with little to do
-        ([8, 64, 56, 56], [48, 64, 4, 4]),  # a Fourier transform with TensorFloat-32
-        ([32, 128, 33, 33], [64, 128, 3, 3]),  # more than the spectra of tiles
-        ([4, 128, 64], [48, 128, 7]),  # the spectra of a whole square around a row
-        ([4, 128, 7, 7], [512, 32, 3, 3]),  # Winograd's algorithm for channels in groups
-    ],
-)
-def test_what_took_more_than_was_once_said_is_an_interval(
+@pytest.mark.parametrize(("input", "weight"), WRONG_ONCE)
+def test_what_was_once_said_wrong_is_right(
     input: list[int],  # noqa: A002 - as in the results
     weight: list[int],
 ) -> None:
@@ -103,32 +99,11 @@ def test_what_took_more_than_was_once_said_is_an_interval(
     found = list(claims(these, Convolutions(find("H100"), answers)))
     assert len(found) == 3
     assert all(one.is_right for one in found)
-    assert not all(one.is_exact for one in found)
     assert all(question in answers.stored for question in answers.questions)
 
 
-@pytest.mark.parametrize("side", [3, 6, 32, 33, 65])
-@pytest.mark.parametrize("operation", ["forward", "input", "weight"])
-def test_a_kernel_of_any_width_has_an_interval(operation: str, side: int) -> None:
-    problem = replace(
-        PROBLEM,
-        operation=operation,
-        dtype="float32",
-        x=((32, 64, 112, 112), (64 * 112**2, 112**2, 112, 1)),
-        w=((64, 64, side, side), (64 * side * side, side * side, side, 1)),
-        y=((32, 64, 112, 112), (64 * 112**2, 112**2, 112, 1)),
-        last=False,
-        tf32=False,
-    )
-    answers = Answers()
-    answers.ask = lambda _: {"bytes": 0, "unsplit": 0, "knobs": {}}  # type: ignore[method-assign]
-    said = Convolutions(find("H100"), answers).of_problem(problem, 0)
-    assert said is not None
-    assert said.least == 0 < said.most
-
-
 @pytest.mark.skipif(cudnn.installed() is None, reason="cuDNN is not installed")
-@pytest.mark.parametrize(("file", "wrong"), [*zip(FILES, (0, 0, 0, 2), strict=True)])
+@pytest.mark.parametrize(("file", "wrong"), [*zip(FILES, (0, 0, 0, 1, 1), strict=True)])
 @pytest.mark.nightly
 def test_every_measured_pass_is_as_cudnn_says_here(file: str, wrong: int) -> None:
     """Also, the results' page has the same counts, and tells of the two that were never explained."""
@@ -174,16 +149,37 @@ def test_a_kernel_of_one_pixel_counts_as_channels_first(asked: Any) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("dtype", "last"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
-)
-def test_each_channel_by_itself_takes_nothing_forward(asked: Any, dtype: Any, last: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torch_does_each_channel_by_itself(asked: Any, dtype: Any) -> None:
+    """And takes nothing for it."""
     known, answers = asked
-    x, w = _tensors((2, 64, 28, 28), (64, 1, 3, 3), dtype=dtype)
     taken = _convolve(
-        known, x.to(memory_format=torch.channels_last) if last else x, w, padding=1, groups=64
+        known, *_tensors((2, 64, 28, 28), (64, 1, 3, 3), dtype=dtype), padding=1, groups=64
     )
     assert (taken.least, taken.most, answers.questions) == (0, 0, Counter())
+
+
+@pytest.mark.parametrize(
+    ("image", "channels", "side", "stride", "is_asked"),
+    [
+        ((2, 64, 28, 28), 64, 3, 1, True),
+        ((2, 24, 28, 28), 24, 3, 1, False),  # few channels
+        ((2, 64, 5, 5), 64, 3, 1, False),  # a small image
+        ((2, 64, 28, 28), 64, 7, 1, False),  # a wide kernel
+        ((2, 64, 28, 28), 64, 3, 2, False),  # few channels that move by two
+        ((1, 64, 28, 28), 64, 3, 2, True),  # one image
+        ((2, 512, 28, 28), 512, 3, 2, True),
+        ((2, 64, 28), 64, 7, 1, True),  # a row
+    ],
+)
+def test_torch_gives_some_channels_in_float16_to_cudnn(
+    asked: Any, image: tuple[int, ...], channels: int, side: int, stride: int, is_asked: bool
+) -> None:
+    """By its own rule of `use_cudnn_depthwise`."""
+    known, answers = asked
+    weight = (channels, 1, *[side] * (len(image) - 2))
+    _convolve(known, *_tensors(image, weight), stride=stride, padding=side // 2, groups=channels)
+    assert bool(answers.questions) == is_asked
 
 
 @pytest.mark.parametrize(("name", "value"), [("benchmark", True), ("enabled", False)])
@@ -217,7 +213,7 @@ def test_another_cudnn_than_the_measured_is_not_believed() -> None:
 def test_a_tensor_in_the_wrong_order_is_copied_first(asked: Any) -> None:
     """torch brings the input into the order of the weight, and keeps the copy until the call ends."""
     known, answers = asked
-    answers.ask = lambda _: {"bytes": 0, "unsplit": 0, "knobs": {}}
+    answers.ask = lambda _: {"bytes": 0, "allowed": 0, "unsplit": 0, "knobs": {}}
     x, w = _tensors((2, 64, 28, 28), (64, 1, 3, 3))
     taken = _convolve(known, x, w.to(memory_format=torch.channels_last), padding=1, groups=64)
     assert taken.beside == (2 * 64 * 28 * 28 * 2,)
@@ -268,7 +264,11 @@ def test_tiles_of_groups_are_believed_if_smaller_cards_have_them() -> None:
     copies = 12_748_816
     fewer = [[count, copies + kernel.scratch(tiles, steps, count)[0]] for count in range(1, 18)]
     answers = Answers()
-    answer = {"bytes": copies + kernel.scratch(tiles, steps, 18)[0], "unsplit": copies}
+    answer = {
+        "allowed": 0,
+        "bytes": copies + kernel.scratch(tiles, steps, 18)[0],
+        "unsplit": copies,
+    }
     answers.ask = lambda _: {"knobs": knobs, "fewer": fewer, **answer}  # type: ignore[method-assign]
     known = Convolutions(find("H100"), answers)
     said = known.of_problem(problem, 0)
@@ -330,8 +330,9 @@ def test_the_first_plan_that_is_allowed_and_can_be_made_answers(fake: Path) -> N
     assert asker.version == 91900
     assert asker.ask(PROBLEM.question()) == {
         "engine": 3,
-        "knobs": [[25, 0]],
+        "knobs": [[25, 0], [28, 1]],
         "bytes": 3032,
+        "allowed": 0,
         "unsplit": 3031,
         "fewer": [[count, 3032] for count in range(1, 18)],
     }
@@ -346,6 +347,15 @@ def test_a_kernel_compiled_at_run_time_needs_no_plan(fake: Path) -> None:
     answer = asker.ask(replace(PROBLEM, dtype="float16").question())
     asker.close()
     assert (answer["engine"], answer["bytes"], answer["unsplit"]) == (2, 2032, 2031)
+
+
+def test_cudnn_finds_a_cublaslt_and_may_give_it_memory(fake: Path) -> None:
+    """It tells how much, since only a card knows what of it is taken."""
+    asker = cudnn.Cudnn(fake)
+    asker.start()
+    answer = asker.ask(replace(PROBLEM, dtype="bfloat16").question())
+    asker.close()
+    assert (answer["engine"], answer["bytes"], answer["allowed"]) == (3, 3032, 4 << 20)
 
 
 @pytest.mark.parametrize("has_compiler", [True, False])
@@ -422,7 +432,7 @@ def test_a_product_is_an_interval_without_a_measured_cudnn() -> None:
     taken = []
     for version in (STORED["cudnn"], 90800):
         answers = Answers(version)
-        answers.ask = lambda _: {"bytes": 0, "unsplit": 0, "knobs": {}}  # type: ignore[method-assign]
+        answers.ask = lambda _: {"bytes": 0, "allowed": 0, "unsplit": 0, "knobs": {}}  # type: ignore[method-assign]
         known = Convolutions(find("H100"), answers)
         taken.append(_convolve(known, *_tensors((2, 64, 28, 28), (64, 64, 1, 1))))
     assert taken[0].most == 0 == taken[1].least < taken[1].most
@@ -449,7 +459,9 @@ def test_an_imagined_run_asks_and_takes_what_it_is_told(monkeypatch: pytest.Monk
     answers = Answers()
     size = 50 << 20
     monkeypatch.setattr(
-        answers, "ask", lambda _: {"engine": 1, "knobs": [], "bytes": size, "unsplit": size}
+        answers,
+        "ask",
+        lambda _: {"engine": 1, "knobs": [], "bytes": size, "allowed": 0, "unsplit": size},
     )
     monkeypatch.setattr(cudnn, "installed", lambda: answers)
     with pytracer.imagine("H100") as t, torch.no_grad():

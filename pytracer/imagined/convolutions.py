@@ -1,12 +1,10 @@
 """What a convolution takes from torch's allocator on a card beside its result.
 
 torch asks cuDNN for a plan, and gives it the scratch that the plan wants. cuDNN says the same without a
-card, where it is installed. Some of its engines need a driver that works before they show up, so where one of
-them may come first the scratch is an interval:
+card, where it is installed. Two parts of it are known on the card only, so there the scratch may be an interval:
 
-- cuBLASLt's, for a product: a kernel of one pixel that moves by one.
-- Fourier transforms in float32, with TensorFloat-32 for kernels wider than 3 and channels first.
-- Winograd's for the gradient of a weight of 3 by 3, in float32.
+- how cuBLASLt splits a product, which is a kernel of one pixel that moves by one;
+- how many clusters of blocks run at once, which persistent kernels ask (`persistent`).
 
 Of torch, these are ConvShared.cpp, Conv_v8.cpp and Convolution.cpp. Without cuDNN's answer all is an interval.
 """
@@ -26,24 +24,14 @@ from pytracer.imagined.patches import replaced
 from pytracer.imagined.scratch import SMALL, Scratch, aten
 
 _CHANNELS = 8
-_FEW_PIXELS = 3  # of a kernel's side
-_MOST_WHOLE = 256  # pixels of a side that are transformed as a whole
 _MOST_INDEX = 2**31 - 1
 _IMAGE, _VIDEO = 4, 5  # dimensions
 _HALVES = ("float16", "bfloat16")
+_FEW_CHANNELS, _NARROW = 32, 7  # with less, torch does a pass by channel itself
 _OF_CUBLASLT = 32 << 20  # at most
 _LITTLE = 512  # bytes that the allocator gives anyway
-# What follows decides between engines that cuDNN shows and those that it does not. All was measured, with room.
-_MANY_PIXELS = 1 << 14  # of all images: with channels last cuBLASLt needs nothing
+_MANY_PIXELS = 1 << 14  # of all images: with channels last cuBLASLt splits no product over channels
 _FEW_TO_ADD = 1 << 11  # pixels of all images: a weight's gradient in half precision is not split
-_FEW_WEIGHTS = 1 << 20  # of a product in TensorFloat-32
-# The bytes of an image's partial sums, as a share of the image's: cuBLASLt comes first between the second
-# and the third, and not below the first or above the last.
-_SHARES_OF_HALVES = (-1.0, -1.0, 1.5, 2.05)
-_SHARES_OF_FLOAT32 = (0.003, 0.015, 2.5, 8.0)
-_LITTLE_WORK = {"": 1e8, "last": 3.5e7, "input": 8e8}  # operations of a convolution in float32
-_WINOGRAD_FROM = 0.37  # a first plan that takes less than this share of Winograd's comes before it
-_NARROW = 5  # pixels of a kernel's side
 # What an H100 says of itself. The answers depend on the capability only.
 _PROPERTIES = (
     '{"maxGridSize":[2147483647,65535,65535],"maxBlockSize":[1024,1024,64],"regsPerBlock":65536,'
@@ -56,9 +44,10 @@ _PROPERTIES = (
 )
 # How many clusters of so many blocks run at once if each fills a processor, as
 # cuOccupancyMaxActiveClusters of an H100 said ("NVIDIA H100 80GB HBM3", driver 580.159).
-_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15, 10: 7, 12: 7, 16: 7}
+_CLUSTERS = dict(enumerate((132, 66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7), start=1))
 _ANYWHERE = 2  # blocks of a cluster that fit on any pair of processors
-_OTHER_CLUSTERS = (1, 0)  # two knobs of a kernel in half precision that ran fewer of eight
+# In half precision two short blocks with a small tile fit on a processor. So many clusters of eight ran.
+_SMALL_TILE, _MEASURED_SMALL, _CLUSTERS_OF_SMALL = 1, 8, (28, 29)
 _ASKED_WITH = 18  # processors that cuDNN counts without a driver
 _PROCESSORS = 132
 _CARDS = {"H100": _CLUSTERS, "H200": {one: _CLUSTERS[one] for one in range(1, _ANYWHERE + 1)}}
@@ -103,11 +92,6 @@ class Problem:
     def kernel(self) -> tuple[int, ...]:
         """The sizes of the kernel."""
         return self.w[0][2:]
-
-    @property
-    def is_product(self) -> bool:
-        """Whether it is a product of matrices."""
-        return {*self.kernel, *self.stride} == {1} and not any(self.padding)
 
     @property
     def by_channel(self) -> bool:
@@ -189,34 +173,9 @@ class Convolutions:
         """The scratch of a pass, which would take at most so many bytes; None if it is not known."""
         if self._clusters is None:
             return None
-        if problem.by_channel and problem.transposed:
-            return None
-        if problem.by_channel and _takes_nothing_by_channel(problem):
-            return Scratch(0, 0)
-        answer = self._answer(problem)
-        if answer is None:
-            return None
-        if problem.is_product and _product_takes_nothing(problem):
-            return Scratch(0, 0)
-        if problem.by_channel:  # with float16 torch may do it itself, which takes nothing
-            may_be_torch = problem.dtype == "float16" and not problem.last
-            return Scratch(0, answer.most) if may_be_torch else answer
-        if problem.is_product and (
-            problem.dtype != "float32" or problem.tf32 or problem.groups > 1
-        ):
-            return _of_product(problem, answer)
-        if problem.dtype == "float32" and _may_be_fourier_of_row(problem):
-            return Scratch(0, max(most, answer.most, _of_square(problem)))
-        if problem.dtype == "float32" and _may_be_fourier(problem):
-            if _transforms_come_later(problem):
-                return answer
-            return Scratch(0, max(most, answer.most, _of_fourier(problem), _of_winograd(problem)))
-        if problem.dtype == "float32" and _may_be_winograd(problem):
-            other = _of_winograd(problem)
-            if answer.most <= max(_LITTLE, _WINOGRAD_FROM * other):
-                return answer
-            return Scratch(min(answer.least, other), max(answer.most, other))
-        return answer
+        if problem.by_channel and not problem.transposed and not _is_for_cudnn(problem):
+            return Scratch(0, 0)  # torch does it itself
+        return self._answer(problem)
 
     def _answer(self, problem: Problem) -> Scratch | None:
         """What the first plan takes that cuDNN shows without a driver."""
@@ -226,32 +185,42 @@ class Convolutions:
         size, unsplit = answer.get("bytes"), answer.get("unsplit")
         if not isinstance(size, int) or not isinstance(unsplit, int):
             return None
+        if answer["allowed"]:
+            more = 0 if _is_whole(problem) else min(answer["allowed"], _OF_CUBLASLT)
+            return Scratch(size, size + more)
         knobs = dict(answer["knobs"])
         kernel = persistent.Kernel(problem.operation, problem.dtype, knobs)
         if knobs.get(persistent.SHARES) != 0 or persistent.ACROSS not in knobs:
             return Scratch(size, size)
-        clusters = self._clusters.get(kernel.cluster)
         if knobs[persistent.TILE] not in persistent.TILES:
             return None
-        if (
-            problem.dtype in _HALVES
-            and kernel.cluster > _ANYWHERE
-            and _counts_otherwise(knobs, problem.groups)
-        ):
-            clusters = None
         tiles, steps = kernel.tiles(problem.x[0], problem.w[0], problem.y[0], problem.groups)
         there = _ASKED_WITH - _ASKED_WITH % kernel.cluster
         copies = unsplit - kernel.plain(tiles, there)
+        at_most = Scratch(copies, copies + kernel.at_most(_PROCESSORS))
         # The tiles of groups are believed only if smaller cards have them, too.
         fewer = answer.get("fewer", ()) if problem.groups > 1 else ()
+        if problem.groups > 1 and kernel.is_short and kernel.cluster > _ANYWHERE:
+            return at_most
         for count, taken in ((there, size), *fewer):
             least, most = kernel.scratch(tiles, steps, count)
             if not least - _LITTLE <= taken - copies <= most + _LITTLE:
-                clusters = None
-        if clusters is None:
-            return Scratch(copies, copies + kernel.at_most(_PROCESSORS))
-        least, most = kernel.scratch(tiles, steps, clusters * kernel.cluster)
-        return Scratch(copies + least, copies + most)
+                return at_most
+        counts = self._counts(kernel)
+        bounds = [kernel.scratch(tiles, steps, one * kernel.cluster) for one in counts]
+        return Scratch(
+            copies + min(least for least, _ in bounds), copies + max(most for _, most in bounds)
+        )
+
+    def _counts(self, kernel: persistent.Kernel) -> Sequence[int]:
+        """How many of the kernel's clusters may run at once."""
+        is_small = kernel.is_short and kernel.knobs[persistent.TILE] == _SMALL_TILE
+        if is_small and kernel.cluster == _MEASURED_SMALL:
+            return _CLUSTERS_OF_SMALL
+        known = (self._clusters or {}).get(kernel.cluster)
+        if known and (kernel.cluster <= _ANYWHERE or not is_small):
+            return (known,)
+        return range(1, 2 * _PROCESSORS // kernel.cluster + 1)
 
     def _version(self) -> int:
         if self._library is None:
@@ -405,133 +374,44 @@ def _in_order(
     return tuple(sizes), tuple(fixed)
 
 
-def _counts_otherwise(knobs: dict[int, int], groups: int) -> bool:
-    """Whether a kernel in half precision runs other numbers of large clusters."""
-    tile, length = knobs[persistent.TILE], knobs[persistent.LENGTH]
-    return (tile, length) == _OTHER_CLUSTERS or (groups > 1 and length == 0)
-
-
 def _is_flat(problem: Problem) -> bool:
     """Whether it has rows and columns only."""
     return len(problem.kernel) == _IMAGE - 2
 
 
-# ---------------------------------------------------------------- engines that need a driver
+# ---------------------------------------------------------------- what cuDNN does not say
 
 
-def _takes_nothing_by_channel(problem: Problem) -> bool:
-    """Whether torch's own kernel does each channel, or an engine of cuDNN's that is made at run time."""
-    if _is_flat(problem) and problem.operation != "weight":
-        return True
-    return not problem.last and not (_is_flat(problem) and problem.dtype == "float16")
-
-
-def _product_takes_nothing(problem: Problem) -> bool:
-    """Whether cuBLASLt's engine comes first and takes at most 400 bytes, as in all measured passes."""
-    images, pixels = problem.x[0][0], math.prod(problem.x[0][2:])
-    is_half = problem.dtype in _HALVES
-    if problem.groups > 1:
-        return False
-    if problem.operation == "weight":
-        return is_half and problem.last and images * pixels <= _FEW_TO_ADD
-    if not is_half and not problem.tf32:
-        return False
+def _is_for_cudnn(problem: Problem) -> bool:
+    """Whether torch gives a pass by channel to cuDNN, as `use_cudnn_depthwise` of Convolution.cpp."""
+    (images, channels, *size), kernel, stride = problem.x[0], problem.kernel, problem.stride
     if problem.last:
-        has_eights = all(one[0][1] % _CHANNELS == 0 for one in (problem.x, problem.y))
-        return has_eights if is_half else images * pixels >= _MANY_PIXELS
-    is_small = is_half or problem.x[0][1] * problem.y[0][1] <= _FEW_WEIGHTS
-    return pixels % 4 == 0 and images > 1 and is_small
-
-
-def _of_product(problem: Problem, answer: Scratch) -> Scratch:
-    """What a product takes that cuBLASLt may do, beside the first plan that cuDNN shows.
-
-    For the gradient of a weight with channels first, cuBLASLt leaves a partial sum for each image. It comes
-    first where those are small beside the images.
-    """
-    images, inside, out = problem.x[0][0], problem.x[0][1], problem.y[0][1]
-    sums = 4 * images * inside * out
-    unknown = Scratch(0, max(_OF_CUBLASLT, answer.most, sums))
-    if problem.operation != "weight" or problem.last or problem.groups > 1 or images == 1:
-        return unknown
-    size = 4 if problem.dtype == "float32" else 2
-    share = 4 * inside * out / (size * math.prod(problem.x[0][2:]) * (inside + out))
-    least, less, more, most = _SHARES_OF_FLOAT32 if size == 4 else _SHARES_OF_HALVES
-    if answer.most <= _LITTLE or share < least or share > most:
-        return answer
-    return Scratch(sums, sums) if less < share < more and sums <= _OF_CUBLASLT else unknown
-
-
-def _may_transform(problem: Problem) -> bool:
-    """Whether a Fourier or Winograd engine may be the first."""
-    moves = {*problem.stride, *problem.dilation}
-    return moves == {1} and _is_flat(problem) and min(problem.kernel) > 1
-
-
-def _may_be_fourier(problem: Problem) -> bool:
-    """With TensorFloat-32 other engines are faster for kernels of 3 by 3, and where channels are last."""
-    is_slow = not problem.tf32 or (not problem.last and max(problem.kernel) > _FEW_PIXELS)
-    return is_slow and _may_transform(problem)
-
-
-def _may_be_fourier_of_row(problem: Problem) -> bool:
-    """Whether the gradient of a row's weight may come from the spectra of whole squares."""
-    is_row = problem.x[0][2] == problem.kernel[0] == 1 < problem.kernel[-1]
-    is_plain = {*problem.stride, *problem.dilation} == {1} and problem.groups == 1
-    return problem.operation == "weight" and is_row and is_plain and _square(problem) <= _MOST_WHOLE
-
-
-def _square(problem: Problem) -> int:
-    """A side of the square around a row: a power of two."""
-    length = max(problem.x[0][-1], problem.y[0][-1]) + 2 * problem.padding[-1]
-    return 1 << (length - 1).bit_length()
-
-
-def _of_square(problem: Problem) -> int:
-    """At most, the complex spectra of the weight: a square with one more row and column for each two channels."""
-    return 8 * (_square(problem) + 1) ** 2 * problem.x[0][1] * problem.y[0][1] + SMALL
-
-
-def _transforms_come_later(problem: Problem) -> bool:
-    """Whether there is little to do, or no measured pass of such a kernel was a transform."""
-    if problem.operation == "forward" and problem.last and max(problem.kernel) < _NARROW:
         return True
-    if problem.operation == "weight" and set(problem.kernel) <= {2, 4}:
+    if (
+        problem.dtype != "float16"
+        or not _is_flat(problem)
+        or {*problem.dilation} != {1}
+        or channels < _FEW_CHANNELS
+        or (stride[0] != stride[1] and size[0] > 1)
+    ):
+        return False
+    if size[0] == stride[1] == 1:
         return True
-    work = 2 * math.prod(problem.w[0]) * problem.y[0][0] * math.prod(problem.y[0][2:])
-    most = _LITTLE_WORK["input" if problem.operation == "input" else "last" if problem.last else ""]
-    return problem.groups == 1 and max(problem.kernel) <= _NARROW and work <= most
+    if kernel[0] != kernel[1] or kernel[1] not in (1, 3, 5) or size[1] < _NARROW:
+        return False
+    if stride[1] != 2:
+        return stride[1] == 1
+    if kernel[1] == 1:
+        return size[1] <= 28 if images == 1 else images <= 16 and channels >= 128 and size[1] <= 7
+    return images == 1 or channels >= 512 or (channels >= 256 and size[1] >= 28)
 
 
-def _may_be_winograd(problem: Problem) -> bool:
-    return (
-        problem.operation == "weight"
-        and not problem.last
-        and set(problem.kernel) == {3}
-        and _may_transform(problem)
-    )
-
-
-def _of_winograd(problem: Problem) -> int:
-    """Tiles of 4 by 4 pixels with their border, 6 by 6, of all three tensors."""
-    (batch, _, *_), (_, _, high, wide) = problem.x[0], problem.y[0]
-    tiles = batch * -(-high // 4) * -(-wide // 4)
-    inside, out = problem.x[0][1], problem.y[0][1]
-    return 6 * 6 * 4 * (tiles * (inside + out) + inside * out // problem.groups)
-
-
-def _of_fourier(problem: Problem) -> int:
-    """At most, the complex spectra of all three tensors: of tiles of 32 by 32 pixels, or of whole images.
-
-    A whole image has a border, and its sides are powers of two. One shape took more than tiles do. Which engine
-    did it is not known; whole images are more than it took.
-    """
-    batch, inside, out = problem.x[0][0], problem.x[0][1], problem.y[0][1]
-    sizes = [max(pair) for pair in zip(problem.x[0][2:], problem.y[0][2:], strict=True)]
-    sides = list(zip(sizes, problem.kernel, strict=True))
-    tiles = batch * math.prod(-(-size // max(33 - kernel, 1)) for size, kernel in sides)
-    most = 32 * 32 * (tiles * (inside + out) + inside * out)
-    whole = [1 << (size + kernel - 2).bit_length() for size, kernel in sides]
-    if max(whole) <= _MOST_WHOLE:
-        most = max(most, math.prod(whole) * (batch * (inside + out) + inside * out))
-    return 8 * most + SMALL
+def _is_whole(problem: Problem) -> bool:
+    """Whether cuBLASLt sums the product in one go, as in all measured passes. Else it may add up partial sums."""
+    images, pixels = problem.x[0][0], math.prod(problem.x[0][2:])
+    if not problem.last:  # a product for each image
+        return images > 1
+    if problem.operation == "weight":
+        return problem.dtype in _HALVES and images * pixels <= _FEW_TO_ADD
+    has_eights = all(one[0][1] % _CHANNELS == 0 for one in (problem.x, problem.y))
+    return images * pixels >= _MANY_PIXELS or (problem.dtype in _HALVES and has_eights)

@@ -16,7 +16,8 @@ from typing import Any
 MEASURED = (91900,)  # the versions whose answers were held against a card
 ADVICE = 'pip install "pytracer[cudnn]"'
 _CHILD = Path(__file__).with_name("cudnn_child.py")
-_DRIVER = Path(__file__).parents[1] / "_driver.so"  # has the name of CUDA's driver
+# These have the names of CUDA's driver and of cuBLASLt.
+_STAND_INS = [str(Path(__file__).parents[1] / f"_{one}.so") for one in ("driver", "products")]
 _LIBRARY = "libcudnn.so.9"
 _SECONDS = 60  # for an answer, of which each takes milliseconds
 
@@ -31,7 +32,7 @@ class Cudnn:
             library: cuDNN's library.
             child: the program that asks it.
         """
-        self._command = [sys.executable, "-I", "-S", str(child), str(library), str(_DRIVER)]
+        self._command = [sys.executable, "-I", "-S", str(child), str(library), *_STAND_INS]
         self._process: subprocess.Popen[str] | None = None
         self._answers: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()

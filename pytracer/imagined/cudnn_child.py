@@ -1,9 +1,10 @@
 """Asks cuDNN for the plan that it would choose on a card that is not there, and the plan's workspace.
 
-    python cudnn_child.py libcudnn.so.9 _driver.so    questions on standard input, answers on standard output
+    python cudnn_child.py libcudnn.so.9 _driver.so _products.so
 
-Questions and answers are lines of JSON. The second library has the name of CUDA's driver. cuDNN only looks
-whether it is there, before it offers kernels that are compiled at run time.
+Questions on standard input and answers on standard output are lines of JSON. The other libraries have the names
+of CUDA's driver and of cuBLASLt. cuDNN looks whether the first is there, before it offers kernels that are compiled
+at run time. The second it asks for an algorithm, before it offers engines that use cuBLASLt.
 
 A program of its own: cuDNN stays out of the program that imagines. cuDNN's graph API answers from a text of
 a card's properties since 9.8. The questions are those of torch's Conv_v8.cpp: one convolution, its tensors
@@ -152,9 +153,11 @@ def _addresses(descriptors: Iterable[Descriptor]) -> Any:
 class Asker:
     """Answers questions about convolutions."""
 
-    def __init__(self, library: Library) -> None:
-        """Asks nothing yet."""
+    def __init__(self, library: Library, products: Any) -> None:
+        """Asks nothing yet. `products`: the library that stands in for cuBLASLt."""
         self._library = library
+        self._allowed = products.pytracer_allowed
+        self._allowed.restype = ctypes.c_int64
         self._cards: dict[str, Descriptor] = {}
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -170,8 +173,11 @@ class Asker:
             except Refused:
                 continue
             knobs = self._knobs(config)
+            self._allowed()
+            self._config(graph, card, engine, knobs)
+            allowed = self._allowed()
             unsplit, fewer = size, []
-            if knobs.get(_SPLITS) == 0:
+            if knobs.get(_SPLITS) == 0 and _ACROSS in knobs:
                 unsplit = need(self._config(graph, card, engine, {**knobs, _SPLITS: 1}), card)
                 cluster = knobs.get(_DOWN, 1) * knobs.get(_ACROSS, 1)
                 for count in range(cluster, _WITHOUT_DRIVER, cluster):
@@ -181,6 +187,7 @@ class Asker:
                 "engine": engine,
                 "knobs": list(knobs.items()),
                 "bytes": size,
+                "allowed": max(0, allowed),
                 "unsplit": unsplit,
                 "fewer": fewer,
             }
@@ -280,7 +287,8 @@ class Asker:
             knob.choice(600, _KNOB_TYPE, name)
             knob.integers(601, value)
             chosen.append(knob.done())
-        config.names(302, *chosen)
+        if chosen:
+            config.names(302, *chosen)
         return config.done()
 
     def _of_plan(self, config: Descriptor, card: Descriptor) -> int:
@@ -312,8 +320,9 @@ def _is_filtered(notes: list[int], asked: dict[str, Any]) -> bool:
 def main() -> None:
     """Answers until its input ends."""
     ctypes.CDLL(sys.argv[2])
+    products = ctypes.CDLL(sys.argv[3])
     library = Library(sys.argv[1])
-    asker = Asker(library)
+    asker = Asker(library, products)
     _say({"version": library.version})
     for line in sys.stdin:
         try:

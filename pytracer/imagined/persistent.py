@@ -40,8 +40,9 @@ _BETWEEN = (
     (1.75, 0.855),
     (2.0, 1.0),
 )  # of two powers of two
-_NEAR = 0.6  # steps; costs that differ by less may be the other way round on the card
-_FEWER = 0.96  # of many blocks, as the last ones may have nothing to do
+# Steps; costs that differ by less may be the other way round on the card.
+_NEAR = {"float32": 0.05, "float16": 0.6, "bfloat16": 0.6}
+_MOST_SHARING = 128  # blocks of a tile
 TILE, LENGTH, SHARES, DOWN, ACROSS = 2, 13, 25, 27, 28  # the numbers of cuDNN's knobs
 
 
@@ -57,6 +58,11 @@ class Kernel:
     def cluster(self) -> int:
         """The blocks of a cluster."""
         return self.knobs[DOWN] * self.knobs[ACROSS]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it reads short rows of a type of two bytes."""
+        return self.dtype != "float32" and self.knobs[LENGTH] == 0
 
     def tiles(
         self, x: Sequence[int], w: Sequence[int], y: Sequence[int], groups: int = 1
@@ -110,9 +116,10 @@ class Kernel:
     def _sharing(self, steps: int, most: int, rounds: int) -> list[int]:
         """How many blocks may share a tile, at most so many."""
         if not rounds:
-            many = min(steps // (_LEAST // self._step + 1), most)
+            many = min(steps // (_LEAST // self._step + 1), most, _MOST_SHARING)
             if many >= _MANY:
-                return [math.ceil(_FEWER * many), many] if steps % many else [many]
+                busy = -(-steps // -(-steps // many))  # the last ones may have nothing to do
+                return [busy, many]
         unit = (
             _FASTER[self.dtype] * self._step / _LONG
         )  # steps in the time of a long one of bfloat16
@@ -123,7 +130,9 @@ class Kernel:
         }
         least = min(costs.values())
         best = min(one for one, cost in costs.items() if cost == least)
-        return [one for one, cost in costs.items() if one == best or cost <= least + _NEAR]
+        return [
+            one for one, cost in costs.items() if one == best or cost <= least + _NEAR[self.dtype]
+        ]
 
     def _adding(self, blocks: int, rounds: int) -> float:
         """What it costs to add up so many partial sums."""
