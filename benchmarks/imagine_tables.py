@@ -216,25 +216,27 @@ def _bound(row: Document, way: str) -> int:
 
 def layer_of(row: Document) -> Any:
     """The recurrent layer that a row has measured."""
-    from pytracer.imagined import recurrent
+    from pytracer.imagined import recurrent, recurrent_scratch
 
-    return recurrent.Layer(
+    return recurrent_scratch.Layer(
         mode=recurrent.LAYERS[row["kind"]],
         hidden=row["hidden"],
         layers=row["layers"],
         directions=2 if row["both"] else 1,
         rows=row["batch"] * row["length"],
+        length=row["length"],
         batch=row["batch"],
         width=row["input"],
         item=4 if row["dtype"] == "float32" else 2,
         dropout=row["dropout"],
+        is_bfloat16=row["dtype"] == "bfloat16",
     )
 
 
 def _reserve(row: Document) -> int:
-    from pytracer.imagined import recurrent
+    from pytracer.imagined import recurrent_scratch
 
-    return recurrent.kept_for_backward(layer_of(row))
+    return recurrent_scratch.kept_for_backward(layer_of(row))
 
 
 def peers(document: Document) -> str:

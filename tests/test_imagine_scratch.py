@@ -9,8 +9,9 @@ from torch import nn
 
 import pytracer
 from benchmarks import kept
+from benchmarks.cudnn_layers import KEPT, LITTLE, said_of
 from benchmarks.imagine_tables import layer_of
-from pytracer.imagined import recurrent
+from pytracer.imagined import recurrent_scratch
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 MEASURED = kept.read(RESULTS / "cudnn-scratch-nvidia-h100-80gb-hbm3.json")
@@ -22,7 +23,7 @@ def test_the_reserve_of_a_recurrent_layer_is_exact() -> None:
     wrong = [
         row
         for row in [*LEVELS, *LAYERS]
-        if recurrent.kept_for_backward(layer_of(row)) not in row["saved"]
+        if recurrent_scratch.kept_for_backward(layer_of(row)) not in row["saved"]
     ]
     assert len(LEVELS) == 120
     assert wrong == []
@@ -30,8 +31,48 @@ def test_the_reserve_of_a_recurrent_layer_is_exact() -> None:
 
 def test_no_pass_of_a_recurrent_layer_takes_more_than_its_bound() -> None:
     """Not even a small one, whose levels each take 8 MiB."""
-    shares = [row["largest"] / recurrent.of_recurrent(layer_of(row)).most for row in LEVELS]
+    shares = [row["largest"] / recurrent_scratch.at_most(layer_of(row)).most for row in LEVELS]
     assert 0.5 < max(shares) <= 0.8
+
+
+def test_the_scratch_of_a_recurrent_layer_is_what_torch_took() -> None:
+    """To within what cuDNN aligns its parts by."""
+    off = [row["forward"] - recurrent_scratch.of_recurrent(layer_of(row)).most for row in LAYERS]
+    assert len(off) == 120
+    assert all(0 <= one <= LITTLE for one in off)
+
+
+def test_the_scratch_of_layers_is_what_cudnn_says_on_a_card() -> None:
+    """Asked of cuDNN with other layers than those that the rules were found with."""
+    rows = kept.read(RESULTS / "cudnn-layers-nvidia-h100-80gb-hbm3.json")["rows"]
+    said = [said_of(row) for row in rows]
+    assert len(rows) == KEPT
+    assert all(0 <= row["scratch"] - one[0] <= LITTLE for row, one in zip(rows, said, strict=True))
+    assert all(
+        abs(row["reserve"] - one[1]) <= LITTLE
+        for row, one in zip(rows, said, strict=True)
+        if row["trains"]
+    )
+
+
+@pytest.mark.parametrize("card", ["A100-80GB", "RTX4090"])
+def test_layers_on_a_card_that_was_not_asked_take_an_interval(card: str) -> None:
+    for name, is_interval in ((card, True), ("H100", False)):
+        with pytracer.imagine(name) as t:
+            layers = nn.LSTM(256, 256).to("cuda")
+            layers(torch.randn(4, 2, 256, device="cuda"))[0].sum().backward()
+        assert ("peak_at_most" in t.data.meta["imagined"]) == is_interval
+
+
+def test_sequences_of_several_lengths_take_an_interval() -> None:
+    """cuDNN was asked about sequences of one length."""
+    for lengths, is_interval in (([4, 4], False), ([4, 2], True)):
+        with pytracer.imagine("H100") as t:
+            layers = nn.LSTM(256, 256).to("cuda")
+            given = torch.randn(4, 2, 256, device="cuda")
+            packed = nn.utils.rnn.pack_padded_sequence(given, torch.tensor(lengths))
+            layers(packed)[0].data.sum().backward()
+        assert ("peak_at_most" in t.data.meta["imagined"]) == is_interval
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])

@@ -183,7 +183,7 @@ class _Watching(TorchDispatchMode):
         self._attention, self._ran = attention_, ran
         self._is_card = device != CPU
         self._used: torch.device | None = None  # the card's number is what the program says
-        self._kernels = kernels.Kernels(take, attention_)
+        self._kernels = kernels.Kernels(take, self.back, attention_)
         self._composites = composites
         self._doubts, self._convolutions = doubts_, convolutions_
         sizes_.knows(known)

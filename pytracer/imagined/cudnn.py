@@ -32,6 +32,7 @@ class Cudnn:
             library: cuDNN's library.
             child: the program that asks it.
         """
+        self.path = library
         self._command = [sys.executable, "-I", "-S", str(child), str(library), *_STAND_INS]
         self._process: subprocess.Popen[str] | None = None
         self._answers: dict[str, dict[str, Any]] = {}

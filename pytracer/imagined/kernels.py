@@ -124,8 +124,19 @@ def of_operators(func: Any) -> Callable[..., Any]:
 class Kernels:
     """Fake kernels for operators of torch's own."""
 
-    def __init__(self, take: Callable[[scratch.Scratch], None], operator: Any) -> None:
-        """`take`: takes the scratch of a call. `operator`: the card's attention, if there is a card."""
+    def __init__(
+        self,
+        take: Callable[[scratch.Scratch], None],
+        back: Callable[[list[Any]], None],
+        operator: Any,
+    ) -> None:
+        """Runs nothing yet.
+
+        Args:
+            take: takes the scratch of a call.
+            back: gives memory to tensors.
+            operator: the card's attention, if there is a card.
+        """
         self._take = take
         self._wanted: list[scratch.Scratch] = []
         wants = self._wanted.append
@@ -139,8 +150,7 @@ class Kernels:
         self._run: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: grouped}
         self._run |= {**ctc.kernels(wants), **attention.kernels(wants, operator)}
         self._run |= batch_norms.kernels(wants)
-        state = operator and scratch.of_dropout(operator.processors, operator.capability)
-        self._run |= recurrent.kernels(wants, state) | shapes.kernels() | _waits()
+        self._run |= recurrent.Kernels(take, back, operator).run | shapes.kernels() | _waits()
 
     def __contains__(self, func: Any) -> bool:
         """Whether the operator has a kernel here."""

@@ -1,11 +1,10 @@
 """Recurrent layers as cuDNN runs them: packed weights, a reserve for backward, and scratch.
 
 torch sends these layers to `_cudnn_rnn`, which has no fake kernel. The tensors around cuDNN's calls
-are those of ATen/native/cudnn/RNN.cpp. What cuDNN itself keeps and takes was measured.
+are those of ATen/native/cudnn/RNN.cpp. What cuDNN itself keeps and takes is in `recurrent_scratch`.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,59 +14,11 @@ from pytracer.basics.private_torch import FakeTensor, without_modes
 from pytracer.imagined import scratch
 from pytracer.imagined.ctc import KEYS
 from pytracer.imagined.known import Known
+from pytracer.imagined.recurrent_scratch import Layer, at_most, kept_for_backward, of_recurrent
 
 aten = torch.ops.aten
-# Numbers that cuDNN keeps for each word and hidden unit of a layer, by its number of the kind.
-_KEPT = {0: 1, 1: 1, 2: 5, 3: 6}
-_GATES = {0: 1, 1: 1, 2: 4, 3: 3}
-_ALIGNMENT = 256
+_ASKED = (9, 0)  # the capability of the card whose cuDNN was asked
 LAYERS = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cuDNN's numbers
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A recurrent layer on one batch."""
-
-    mode: int
-    hidden: int
-    layers: int
-    directions: int
-    rows: int  # words of all sequences
-    batch: int
-    width: int
-    item: int  # bytes of a number
-    dropout: float
-
-
-def of_recurrent(layer: Layer) -> scratch.Scratch:
-    """The scratch of a pass of a recurrent layer, forward or backward.
-
-    Each level and direction has 8 MiB of its own beside a copy of the weights and the gates of every
-    word. Of 144 layers measured on an H100, none takes more than 0.8 times this.
-    """
-    gates, levels = _GATES[layer.mode], layer.layers * layer.directions
-    wide = layer.rows * layer.hidden * layer.directions * layer.item
-    first = layer.width + layer.hidden + 2
-    later = layer.hidden * layer.directions + layer.hidden + 2
-    units = gates * layer.hidden * layer.directions * layer.item
-    weights = units * (first + (layer.layers - 1) * later)
-    given = layer.rows * layer.width * layer.item
-    own = (
-        scratch.SMALL * levels + weights + (gates + 2) * wide * layer.layers + 4 * given + (2 << 20)
-    )
-    return scratch.Scratch(0, own + own // 2)
-
-
-def kept_for_backward(layer: Layer) -> int:
-    """What a recurrent layer keeps for its backward pass: its numbers, and what dropout has kept."""
-    units = layer.rows * layer.hidden * layer.directions
-    numbers = units * layer.item * (_KEPT[layer.mode] * layer.layers + layer.layers - 1)
-    dropped = -(-units * layer.directions // 8) if layer.dropout else 0
-    return _ALIGNMENT + _rounded(numbers) + (layer.layers - 1) * _rounded(dropped)
-
-
-def _rounded(amount: int) -> int:
-    return amount + -amount % 32
 
 
 def patches() -> Iterator[tuple[Any, str, Any]]:
@@ -221,67 +172,106 @@ def pack(args: tuple[Any, ...], known: Known) -> Any:
 # ---------------------------------------------------------------- cuDNN's operator
 
 
-def kernels(
-    take: Callable[[scratch.Scratch], None], state: scratch.Scratch | None
-) -> dict[Any, Callable[..., Any]]:
-    """Fake kernels of the operators. `take`: takes the scratch of a call. `state`: dropout's."""
+class Kernels:
+    """Fake kernels of cuDNN's operators, which take memory in the order of RNN.cpp."""
 
-    def forward(*args: Any) -> Any:
-        dropout, train = args[11:13]
-        if state is not None and dropout and train:
-            take(state)
-        return _forward(args, take)
+    def __init__(
+        self,
+        take: Callable[[scratch.Scratch], None],
+        back: Callable[[list[Any]], None],
+        card: Any,
+    ) -> None:
+        """Runs nothing yet.
 
-    return {
-        aten._cudnn_rnn.default: forward,
-        aten._cudnn_rnn_backward.default: lambda *args: _backward(args, take),
-    }
+        Args:
+            take: takes scratch now, and gives it back.
+            back: gives memory to tensors now.
+            card: the card's attention, if there is one.
+        """
+        self._take, self._back = take, back
+        self._states = card and scratch.of_dropout(card.processors, card.capability)
+        self._is_asked = card is not None and card.capability == _ASKED
+        self.run: dict[Any, Callable[..., Any]] = {
+            aten._cudnn_rnn.default: self._forward,
+            aten._cudnn_rnn_backward.default: self._backward,
+        }
+
+    def _scratch(self, layer: Layer, *, backward: bool) -> scratch.Scratch:
+        return of_recurrent(layer, backward=backward) if self._is_asked else at_most(layer)
+
+    def _forward(self, *args: Any) -> Any:
+        given, weights, _, packed, hx, cx, mode, hidden, projected, layers, batch_first = args[:11]
+        dropout, train, both, sizes, _ = args[11:]
+        if self._states is not None and dropout and train:
+            self._take(self._states)
+        given, copied = _by_step(given, batch_first)
+        self._back(copied)
+        layer = _layer(given, mode, hidden, projected, layers, both, sizes, dropout, train)
+        wide = (projected or hidden) * layer.directions
+        output = given.new_empty((*given.shape[:-1], wide))
+        hy = hx.new_empty(hx.shape)
+        cy = given.new_empty(0) if cx is None else cx.new_empty(cx.shape)
+        self._back([output, hy, cy])
+        if packed is None:
+            packed = given.new_empty(sum(one.numel() for one in weights))
+            self._back([packed])
+        taken = self._scratch(layer, backward=False)
+        held = scratch.blocks([taken.least])
+        reserve = given.new_empty(kept_for_backward(layer) if train else 0, dtype=torch.uint8)
+        self._back([*held, reserve])
+        del held
+        if taken.least < taken.most:
+            self._take(taken)
+        return output.transpose(0, 1) if batch_first else output, hy, cy, reserve, packed
+
+    def _backward(self, *args: Any) -> Any:
+        given, weights, _, packed, hx, cx, output, d_output, d_hy, d_cy = args[:10]
+        mode, hidden, projected, layers, batch_first, dropout, _, both, sizes, _, _, mask = args[
+            10:
+        ]
+        pairs = ((d_output, output), (d_hy, hx), (d_cy, cx))
+        zeros = [torch.zeros_like(one) for d, one in pairs if d is None and one is not None]
+        self._back(zeros)
+        given, copied = _by_step(given, batch_first)
+        turned = _by_step(output if d_output is None else d_output, batch_first)[1]
+        self._back([*copied, *turned])
+        layer = _layer(given, mode, hidden, projected, layers, both, sizes, dropout, True)
+        taken = self._scratch(layer, backward=True)
+        d_given = given.new_empty(given.shape)
+        d_hx = hx.new_empty(hx.shape)
+        d_cx = None if cx is None else cx.new_empty(cx.shape)
+        self._back([one for one in (d_given, d_hx, d_cx) if one is not None])
+        self._take(taken)
+        del turned
+        d_weights = []
+        if mask[3]:
+            buffer = packed.new_empty(sum(one.numel() for one in weights))
+            self._back([buffer])
+            self._take(taken)
+            parts = buffer.split([one.numel() for one in weights])
+            d_weights = [part.view(one.shape) for part, one in zip(parts, weights, strict=True)]
+        if batch_first:
+            d_given = d_given.transpose(0, 1)
+        return d_given, d_hx, d_cx, d_weights
 
 
-def _forward(args: tuple[Any, ...], take: Callable[[scratch.Scratch], None]) -> Any:
-    given, weights, _, packed, hx, cx, mode, hidden, projected, layers, batch_first = args[:11]
-    dropout, train, both, sizes, _ = args[11:]
-    if batch_first:
-        given = given.transpose(0, 1).contiguous()
-    layer = _layer(given, mode, hidden, layers, both, sizes, dropout)
-    wide = (projected or hidden) * layer.directions
-    output = given.new_empty((*given.shape[:-1], wide))
-    hy = hx.new_empty(hx.shape)
-    cy = given.new_empty(0) if cx is None else cx.new_empty(cx.shape)
-    if packed is None:
-        packed = given.new_empty(sum(one.numel() for one in weights))
-    kept = kept_for_backward(layer) if train else 0
-    reserve = given.new_empty(kept, dtype=torch.uint8)
-    take(of_recurrent(layer))
-    return output.transpose(0, 1) if batch_first else output, hy, cy, reserve, packed
-
-
-def _backward(args: tuple[Any, ...], take: Callable[[scratch.Scratch], None]) -> Any:
-    given, weights, _, packed, hx, cx, output, d_output, d_hy, d_cy = args[:10]
-    mode, hidden, _, layers, batch_first, dropout, _, both, sizes, _, _, mask = args[10:]
-    d_output = torch.zeros_like(output) if d_output is None else d_output
-    d_hy = torch.zeros_like(hx) if d_hy is None else d_hy
-    d_cy = torch.zeros_like(cx) if d_cy is None and cx is not None else d_cy
-    if batch_first:
-        given = given.transpose(0, 1).contiguous()
-        d_output = d_output.transpose(0, 1).contiguous()
-    layer = _layer(given, mode, hidden, layers, both, sizes, dropout)
-    d_given = given.new_empty(given.shape)
-    d_hx = hx.new_empty(hx.shape)
-    d_cx = None if cx is None else cx.new_empty(cx.shape)
-    d_weights = []
-    if mask[3]:
-        buffer = packed.new_empty(sum(one.numel() for one in weights))
-        parts = buffer.split([one.numel() for one in weights])
-        d_weights = [part.view(one.shape) for part, one in zip(parts, weights, strict=True)]
-    take(of_recurrent(layer))
-    if batch_first:
-        d_given = d_given.transpose(0, 1)
-    return d_given, d_hx, d_cx, d_weights
+def _by_step(one: Any, batch_first: bool) -> tuple[Any, list[Any]]:
+    """The words of all sequences, one step after the other, and the copy that this takes, if any."""
+    turned = one.transpose(0, 1) if batch_first else one
+    whole = turned.contiguous()
+    return whole, [] if turned.is_contiguous() else [whole]
 
 
 def _layer(
-    given: Any, mode: int, hidden: int, layers: int, both: bool, sizes: Any, dropout: float
+    given: Any,
+    mode: int,
+    hidden: int,
+    projected: int,
+    layers: int,
+    both: bool,
+    sizes: Any,
+    dropout: float,
+    train: bool,
 ) -> Layer:
     rows = given.shape[0] if sizes else given.shape[0] * given.shape[1]
     return Layer(
@@ -290,8 +280,13 @@ def _layer(
         layers=layers,
         directions=2 if both else 1,
         rows=rows,
+        length=len(sizes) if sizes else given.shape[0],
         batch=sizes[0] if sizes else given.shape[1],
         width=given.shape[-1],
         item=given.element_size(),
         dropout=dropout,
+        trains=train,
+        is_bfloat16=given.dtype == torch.bfloat16,
+        is_packed=bool(sizes),
+        is_projected=bool(projected),
     )

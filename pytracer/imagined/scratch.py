@@ -178,14 +178,10 @@ IN_ROWS = frozenset(
         aten.huber_loss_backward.default,
     )
 )
-_RECURRENT = {aten._cudnn_rnn.default: 10, aten._cudnn_rnn_backward.default: 14}  # rows first
 
 
 def copies(func: Any, args: Any) -> list[int]:
     """The bytes of the copies that the operator makes of its arguments, before its results."""
-    if func in _RECURRENT:
-        given = args[0].transpose(0, 1) if args[_RECURRENT[func]] else args[0]
-        return [] if given.is_contiguous() else [int(given.nbytes)]
     wanted = [args[one] for one in _CONTIGUOUS.get(func, ())]
     if func in _NORMS_OF_IMAGES and args[0].dim() > 2:
         wanted = [args[one] for one in _NORMS_OF_IMAGES[func]]
