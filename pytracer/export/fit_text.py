@@ -45,7 +45,9 @@ def answer(found: Found) -> str:
 
 def _more_time(one: Tried) -> str:
     """The additional time of a step, in words."""
-    least, most = (f"{100 * (ratio - 1):.0f}" for ratio in (one.time_ratio, one.time_at_most))
+    least, most = (round(100 * (ratio - 1)) for ratio in (one.time_ratio, one.time_at_most))
+    if most <= 0 and not one.flushes:
+        return "no more time" if least == most else f"up to {-least}% less time"
     text = f"{most}% more time" if least == most else f"{least} to {most}% more time"
     return f"{text} or more" if one.flushes else text
 

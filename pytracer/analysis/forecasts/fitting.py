@@ -26,8 +26,9 @@ from pytracer.data.schema import CATEGORY, PHASE
 _SHOWN = Shown(str, str)  # nobody prints the answers in between
 _MOST_PLANS = 5  # checkpoint plans that are imagined
 _PARTS = (2, 4, 8)  # of a batch
-# A forward that runs again costs at most so much more where the host is the limit: benchmarks/fit.py.
-_ON_HOST = 2.3
+# Where the host is the limit, a forward that runs again costs at most so much more than the card says:
+# its share of a step is larger there, and each tensor that a checkpoint makes again calls hooks.
+_ON_HOST = 3.3
 _TRAINER = "transformers.Trainer"
 _STAYS = ("weights", "gradients", "optimizer_state", "inputs", "functional", "workspaces")
 
@@ -40,7 +41,8 @@ class Tried:
     peak: int  # of the requested bytes
     reserved: int  # by torch's allocator, at most
     needs: int  # a card on which it surely runs
-    time_ratio: float  # a step's time, over that of the program as it is
+    time_ratio: float  # a step's time at least, over that of the program as it is
+    time_at_most: float  # the same on other hosts
     fits: bool
     verdict: str
     code: str = ""  # to paste instead
@@ -50,11 +52,6 @@ class Tried:
     def fits_well(self) -> bool:
         """Whether it fits, and no step waits for the allocator."""
         return self.fits and not self.flushes
-
-    @property
-    def time_at_most(self) -> float:
-        """The same, if the host is the limit: there a forward takes more of a step."""
-        return max(1 + _ON_HOST * (self.time_ratio - 1), self.changes.micro_batches)
 
 
 class Stays(NamedTuple):
@@ -140,7 +137,7 @@ class _Tries:
         self._imagine, self.card = imagine, card
         self.traces: dict[Changes, Trace] = {Changes(): first}
         self.last = _fits(first, card)
-        self.tried = [_tried(Changes(), first, self.last, 1.0)]
+        self.tried = [_tried(Changes(), first, self.last, (1.0, 1.0))]
         self.problems: list[str] = []
 
     @property
@@ -151,7 +148,10 @@ class _Tries:
         return wanted.minimise or not any(one.fits_well for one in self.tried)
 
     def add(self, changes: Changes, ratio: float, code: str = "") -> Tried | None:
-        """Imagines a candidate, unless that was done; None if it cannot be imagined."""
+        """Imagines a candidate, unless that was done; None if it cannot be imagined.
+
+        The ratio of the times is used where the imagined runs have none.
+        """
         if changes in self.changes:
             return self.tried[self.changes.index(changes)]
         trace, problem = self._imagine(changes)
@@ -160,7 +160,8 @@ class _Tries:
             return None
         self.traces[changes] = trace
         self.last = _fits(trace, self.card)
-        self.tried.append(_tried(changes, trace, self.last, ratio, code))
+        times = _times(self.traces[Changes()], trace) or _of_any_host(changes, ratio)
+        self.tried.append(_tried(changes, trace, self.last, times, code))
         return self.tried[-1]
 
     def found(self, wanted: Wanted) -> Found:
@@ -190,26 +191,50 @@ def _best(tried: Sequence[Tried], wanted: Wanted) -> Tried:
 
 
 def _by_time(one: Tried) -> tuple[bool, float, float, bool, int, int]:
-    """Sorts candidates: the quickest first, then those that keep all bits, then by few changes."""
+    """Sorts candidates: the quickest first, then those that keep all bits, then by few changes.
+
+    A candidate that is quicker than the program as it is has no advantage from that.
+    """
     count = sum(bool(each) for each in vars(one.changes).values())
     return (
         one.flushes,
-        one.time_ratio,
-        one.time_at_most,
+        max(one.time_ratio, 1.0),
+        max(one.time_at_most, 1.0),
         not one.changes.is_bit_equal,
         count,
         one.needs,
     )
 
 
-def _tried(changes: Changes, trace: Trace, fits: Fits, ratio: float, code: str = "") -> Tried:
+def _times(first: Trace, trace: Trace) -> tuple[float, float] | None:
+    """The least and the most ratio of the steps' times on the same host and card, if they are known."""
+    before, after = (_step_ns(one) for one in (first, trace))
+    if not before or len(before) != len(after):
+        return None
+    ratios = [a / b for a, b in zip(after, before, strict=True)]
+    return min(ratios), max(ratios)
+
+
+def _step_ns(trace: Trace) -> tuple[int, ...]:
+    imagined = meta.of(trace).imagined
+    return () if imagined is None else imagined.step_ns
+
+
+def _of_any_host(changes: Changes, ratio: float) -> tuple[float, float]:
+    """From a ratio for the card alone."""
+    return ratio, max(1 + _ON_HOST * (ratio - 1), changes.micro_batches)
+
+
+def _tried(
+    changes: Changes, trace: Trace, fits: Fits, times: tuple[float, float], code: str = ""
+) -> Tried:
     reserved = fits.reserved[1]
     return Tried(
         changes,
         usage.peak(trace).bytes,
         reserved,
         fits.surely_needs,
-        ratio,
+        *times,
         bool(fits),
         fits.verdict,
         code,
@@ -336,7 +361,7 @@ def by_replay(trace: Trace, card: int, wanted: Wanted) -> Found:
     """The settings and the checkpoints that a replay of this trace shows, each for itself."""
     fits = _fits(trace, card)
     room = fits_room(trace, card)
-    now = _tried(Changes(), trace, fits, 1.0)
+    now = _tried(Changes(), trace, fits, (1.0, 1.0))
     tried = [now]
     for one in fits.choices:
         if not one.as_recorded and fits.settings_known:
@@ -344,7 +369,8 @@ def by_replay(trace: Trace, card: int, wanted: Wanted) -> Found:
             runs = fits.surely_runs(one)
             verdict = replay.YES if runs else replay.NO
             changes = Changes(settings=one.settings)
-            tried.append(Tried(changes, now.peak, one.peak_reserved, needs, 1.0, runs, verdict))
+            held = (now.peak, one.peak_reserved, needs)
+            tried.append(Tried(changes, *held, 1.0, 1.0, runs, verdict))
     plan = _checkpoint_plan(trace, 0 if wanted.minimise else room)
     if plan is not None:
         tried += _replayed_plans(plan, room, card)
@@ -362,12 +388,13 @@ def _replayed_plans(plan: CheckpointPlan, room: int, card: int) -> Iterator[Trie
         is_sure = one == plan.chosen and (bool(plan) or (most is not None and most <= room))
         may_fit = one.peak_reserved <= room
         verdict = replay.YES if is_sure else replay.PERHAPS if may_fit else replay.NO
+        changes = Changes(checkpoint=tuple(map(module_text, one.modules)))
         yield Tried(
-            Changes(checkpoint=tuple(map(module_text, one.modules))),
+            changes,
             one.peak,
             one.peak_reserved,
             max(one.peak_reserved, most or 0 if is_sure else 0) + card - room,
-            one.time_ratio,
+            *_of_any_host(changes, one.time_ratio),
             is_sure,
             verdict,
             checkpoint_plans.code_of(one.modules, plan.roots),
