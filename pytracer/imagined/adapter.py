@@ -104,7 +104,7 @@ class Fakes:
             sizes_: makes up sizes that depend on values.
             doubts_: is shown every tensor that was made.
             convolutions_: knows their scratch.
-            durations_: is told of every call, step and wait.
+            durations_: is told of every call.
         """
         self._known = Known(is_fake)
         self._known.assumes = reads.assumes
@@ -218,7 +218,6 @@ class _Watching(TorchDispatchMode):
         if func.namespace == "profiler":  # the name of a scope, such as an optimizer's step
             if args and str(args[0]).startswith(_STEP):
                 self._job.shelf.stepped()
-                self._durations.stepped()
             with without_modes():
                 return func(*args, **given)
         if (

@@ -68,7 +68,7 @@ class _Call(NamedTuple):
 
 
 class Durations:
-    """The calls of a run from the first step of an optimizer on, and where they step."""
+    """The calls after the first step of an optimizer, which makes its state, and where steps end."""
 
     def __init__(self) -> None:
         """Knows no call yet."""
@@ -110,8 +110,8 @@ class Durations:
         if self._steps:
             self._calls.append(_Call(0.0, waits=True))
 
-    def stepped(self) -> None:
-        """An optimizer begins a step."""
+    def stepped(self, *_: Any) -> None:
+        """An optimizer has stepped."""
         self._steps.append(len(self._calls))
 
     def step_ns(self) -> list[int]:

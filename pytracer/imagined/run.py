@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytracer import errors
 from pytracer.analysis.allocator import settings as allocator_settings
@@ -213,6 +214,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         stack.enter_context(placed())
         self._scratch = scratch.Taken(device)
         self._job.shelf.hold = device.hold
+        stack.callback(register_optimizer_step_post_hook(self._durations.stepped).remove)
         self._workspaces = Workspaces(self.card, device)
         sums = reductions.Reductions(self.card)
 
