@@ -43,7 +43,9 @@ def test_a_step_takes_what_its_calls_take_one_by_one(step) -> None:
 
 def imagined(steps: int, *, checkpoints: bool = False, width: int = 64) -> Trace:
     with pytracer.imagine("H100") as t:
-        layers = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU()) for _ in "abc"]
+        layers = [
+            torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU()) for _ in "abc"
+        ]
         model = torch.nn.Sequential(*layers).cuda()
         optimizer = torch.optim.AdamW(model.parameters())
         for _ in range(steps):
