@@ -49,7 +49,10 @@ NAMES = (
 )  # fmt: skip
 
 # Of two ranks, each on a GPU of its own.
-OF_RANKS = ("DDP, GPT-2, AMP", "FSDP2, Llama, bfloat16", "DDP, Llama, gradients in buckets")
+OF_RANKS = (
+    "DDP, GPT-2, AMP", "FSDP2, Llama, bfloat16", "DDP, Llama, gradients in buckets",
+    "DDP, GPT-2, accumulation",
+)  # fmt: skip
 PROGRAMS = {**imagine_programs.PROGRAMS, **imagine_ranks.PROGRAMS}
 
 

@@ -55,7 +55,7 @@ def test_what_is_written_is_toml(changes: Changes) -> None:
         ("set_to_none = 1", "set_to_none is true or false"),
         ("settings = true", "settings is a text"),
         ('settings = "expandable:True"', "PYTORCH_ALLOC_CONF has no expandable"),
-        ('optimizer = "fast"', "optimizer is fused, foreach or loop"),
+        ('optimizer = "fast"', "optimizer is fused, foreach, 8bit or loop"),
         ("[" * 100_000 + " = 1", "write one KEY = VALUE per line"),
     ],
 )

@@ -15,6 +15,7 @@ _IN_CODE = {
     "fused": "fused=True for the optimizer",
     "foreach": "foreach=True for the optimizer",
     "loop": "foreach=False for the optimizer",
+    "8bit": "torchao.optim.AdamW8bit instead of torch.optim.AdamW",
 }
 
 
@@ -68,7 +69,7 @@ def _table(found: Found, terminal: Terminal) -> Iterator[str]:
         mark = "fits" if one.fits else ""
         if one == found.chosen:
             mark = "best" if found else "least"
-        bits = "equal" if one.changes.is_bit_equal else "rounded"
+        bits = one.changes.bits
         sizes = f"{size_text(one.needs):>8}  {size_text(one.peak):>8}  {_time(one):<9}"
         start = terminal.paint(f"{mark:<{MARGIN}}", GREEN if one.fits else "")
         text = "; ".join(named(one.changes)) or "none: the program as it is"
@@ -111,6 +112,10 @@ def named(changes: Changes) -> Iterator[str]:
         yield "gradient_as_bucket_view=True"
     if changes.micro_batches:
         yield f"{changes.micro_batches} micro-batches of each batch"
+    if changes.bf16:
+        yield "autocast to bfloat16"
+    if changes.lora:
+        yield f"LoRA of rank {changes.lora}"
 
 
 def _stays(found: Found, terminal: Terminal) -> Iterator[str]:
@@ -137,6 +142,11 @@ def code(one: Tried, terminal: Terminal = PLAIN) -> list[str]:
         parts = changes.micro_batches
         lines.append(f"# TrainingArguments(per_device_train_batch_size=N // {parts},")
         lines.append(f"#                   gradient_accumulation_steps=M * {parts})")
+    if changes.bf16:
+        lines.append('# the model\'s calls under torch.autocast("cuda", torch.bfloat16)')
+    if changes.lora:
+        lines.append(f"# peft.get_peft_model(model, peft.LoraConfig(r={changes.lora},")
+        lines.append('#                     target_modules="all-linear"))')
     text = "\n".join([*lines, *([one.code] if one.code else [])])
     return terminal.code(text) if text else []
 
@@ -156,5 +166,5 @@ def document(found: Found) -> dict[str, object]:
 
 
 def _document(one: Tried) -> dict[str, object]:
-    more = {"time_at_most": one.time_at_most, "bit_equal": one.changes.is_bit_equal}
+    more = {"bit_equal": one.changes.is_bit_equal, "bits": one.changes.bits}
     return {**vars(one), "changes": vars(one.changes), **more}

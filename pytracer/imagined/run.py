@@ -178,7 +178,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         device.open()
         stack.callback(device.close)
         stack.enter_context(self._fakes(device, stack).entered())
-        stack.enter_context(frameworks.eager(self._compiled))
+        stack.enter_context(frameworks.eager(self._compiled, self._durations.in_one))
         stack.enter_context(frameworks.imported())
         stack.enter_context(checkpoints.of_safetensors())
         self._session = session

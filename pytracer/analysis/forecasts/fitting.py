@@ -30,6 +30,12 @@ _PARTS = (2, 4, 8)  # of a batch
 # its share of a step is larger there, and each tensor that a checkpoint makes again calls hooks.
 _ON_HOST = 3.3
 _TRAINER = "transformers.Trainer"
+# What changes numbers, by the names of `--allow`.
+ALLOWED = {
+    "8bit": Changes(optimizer="8bit"),
+    "bf16": Changes(bf16=True),
+    "lora": Changes(lora=16),
+}
 _STAYS = ("weights", "gradients", "optimizer_state", "inputs", "functional", "workspaces")
 
 
@@ -86,12 +92,15 @@ class Found:
         return sorted(left, key=_by_time)
 
 
+_BITS = ("equal", "rounded", "changed")
+
+
 def _beats(one: Tried, other: Tried) -> bool:
     pairs = [
         (one.time_ratio, other.time_ratio),
         (one.time_at_most, other.time_at_most),
         (one.needs, other.needs),
-        (not one.changes.is_bit_equal, not other.changes.is_bit_equal),
+        (_BITS.index(one.changes.bits), _BITS.index(other.changes.bits)),
         (one.flushes, other.flushes),
     ]
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
@@ -103,6 +112,7 @@ class Wanted:
 
     minimise: bool = False  # the smallest peak, and not only one that fits
     keep_time: float = float("inf")  # the most that a step may take, over what it takes now
+    allow: tuple[str, ...] = ()  # of ALLOWED: tried last
 
 
 Imagine = Callable[[Changes], tuple[Trace | None, str]]  # the trace, or why there is none
@@ -127,7 +137,20 @@ def search(imagine: Imagine, first: Trace, card: int, wanted: Wanted) -> Found:
         for parts in _PARTS:
             if tries.wants_more(wanted):
                 tries.add(changed(free, micro_batches=parts), 1.0)
+    _try_allowed(tries, free, wanted)
     return tries.found(wanted)
+
+
+def _try_allowed(tries: "_Tries", free: Changes, wanted: Wanted) -> None:
+    """Tries what changes numbers: each alone, those that help together, and then with checkpoints."""
+    before = tries.of(free)
+    for name in wanted.allow:
+        if tries.wants_more(wanted):
+            now = tries.add(_both(tries.of(free).changes, ALLOWED[name]), 1.0)
+            free = now.changes if now is not None and _helps(now, tries.of(free)) else free
+    if before.changes != free and tries.wants_more(wanted):
+        for changes, ratio, code in _plans(tries.traces[free], tries, free, wanted):
+            tries.add(changes, ratio * tries.of(free).time_ratio, code)
 
 
 class _Tries:
@@ -143,6 +166,10 @@ class _Tries:
     @property
     def changes(self) -> list[Changes]:
         return [one.changes for one in self.tried]
+
+    def of(self, changes: Changes) -> Tried:
+        """What was tried with these changes; the program as it is if that could not be imagined."""
+        return next((one for one in self.tried if one.changes == changes), self.tried[0])
 
     def wants_more(self, wanted: Wanted) -> bool:
         return wanted.minimise or not any(one.fits_well for one in self.tried)
@@ -190,13 +217,16 @@ def _best(tried: Sequence[Tried], wanted: Wanted) -> Tried:
     return min(fitting, key=_by_time)
 
 
-def _by_time(one: Tried) -> tuple[bool, float, float, bool, int, int]:
+def _by_time(one: Tried) -> tuple[bool, bool, float, float, bool, int, int]:
     """Sorts candidates: the quickest first, then those that keep all bits, then by few changes.
+
+    Those that change numbers come last.
 
     A candidate that is quicker than the program as it is has no advantage from that.
     """
     count = sum(bool(each) for each in vars(one.changes).values())
     return (
+        one.changes.changes_numbers,
         one.flushes,
         max(one.time_ratio, 1.0),
         max(one.time_at_most, 1.0),
