@@ -165,6 +165,7 @@ def run(name: str, changes: Any, steps: int, limit: int | None, *, exact: bool) 
     hook = register_optimizer_step_post_hook(stepped)
     torch.Tensor.item = noted  # type: ignore[method-assign, assignment]
     imagine_programs.STEPS = imagine_ranks.STEPS = steps
+    _meet_elsewhere()
     failed = ""
     try:
         with planned(changes):
@@ -186,6 +187,13 @@ def run(name: str, changes: Any, steps: int, limit: int | None, *, exact: bool) 
         "retries": stats["num_alloc_retries"] - retries,  # the cache was given back for a request
         "losses": [float(value).hex() for value in losses],
     }
+
+
+def _meet_elsewhere() -> None:
+    """Gives the ranks of the next run a store of their own: torchrun's has the last run's addresses."""
+    if "MASTER_PORT" in os.environ:
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
 
 
 def _start(name: str) -> None:

@@ -19,6 +19,9 @@ _IN_CODE = {
 }
 
 
+_FOR_GOOD = ("weights", "gradients", "optimizer_state")
+
+
 def render(found: Found, terminal: Terminal = PLAIN) -> str:
     """The answer, and a row for each candidate that no other beats in both time and memory."""
     color = GREEN if found else RED if found.chosen.verdict == NO else YELLOW
@@ -37,6 +40,11 @@ def answer(found: Found) -> str:
         return f"on {card} as it is: it needs {size_text(best.needs)}"
     needs = f"{size_text(best.needs)} instead of {size_text(now.needs)}"
     if not found:
+        alone = [one for one in found.stays if one.category in _FOR_GOOD]
+        if sum(one.bytes for one in alone) > found.room:
+            total, names = sum(one.bytes for one in alone), [one.category for one in alone]
+            held = f"{' and '.join(names)} alone take {size_text(total)}".replace("_", " ")
+            return f"nothing that was tried fits on {card}: {held}, and the least needs {needs}"
         least = f"the smallest candidate needs {needs}"
         if best == now:
             least = f"it needs {size_text(now.needs)}, and no change here lowers that"

@@ -77,7 +77,7 @@ class Found:
     tried: tuple[Tried, ...]  # the program as it is comes first
     chosen: Tried
     problems: tuple[str, ...] = ()  # of candidates that could not be imagined
-    stays: tuple[Stays, ...] = ()  # what no candidate moves, the largest first, if none fits
+    stays: tuple[Stays, ...] = ()  # what the best does not move, the largest first, if none fits
     how: str = "imagined"  # or replayed
     room: int = 0  # of the card, for torch's allocator
 
@@ -193,7 +193,7 @@ class _Tries:
 
     def found(self, wanted: Wanted) -> Found:
         best = _best(self.tried, wanted)
-        stays = () if best.fits else tuple(_stays(self.traces[best.changes]))
+        stays = () if best.fits else tuple(_stays(self.traces[best.changes], best.changes))
         room = fits_room(self.traces[Changes()], self.card)
         problems = tuple(self.problems)
         return Found(self.card, tuple(self.tried), best, problems, stays, room=room)
@@ -324,7 +324,7 @@ def _plans(
 
     If that fits, the next cheaper ones follow, because a replay may see too much.
     """
-    plan = _checkpoint_plan(base, fits_room(base, tries.card))
+    plan = _checkpoint_plan(base, fits_room(base, tries.card), tries.problems)
     if plan is None:
         return
     steps = [one for one in plan.frontier if one.modules and one.time_ratio <= wanted.keep_time]
@@ -352,11 +352,12 @@ def _plans(
         at += step
 
 
-def _checkpoint_plan(base: Trace, room: int) -> CheckpointPlan | None:
+def _checkpoint_plan(base: Trace, room: int, problems: list[str]) -> CheckpointPlan | None:
     device = usage.main_device(base)
     try:
         return checkpoint_plans.plan(base, room, 0, device, _SHOWN)
-    except errors.UsageError:  # no module can be checkpointed
+    except errors.UsageError as problem:  # no module can be checkpointed
+        problems.append(str(problem))
         return None
 
 
@@ -370,11 +371,12 @@ def fits_room(base: Trace, card: int) -> int:
     return max(card - max(fits.beside, fits.beside_at_most), 0)
 
 
-def _stays(trace: Trace) -> list[Stays]:
-    """What the categories hold at the peak that no change here can move."""
+def _stays(trace: Trace, changes: Changes) -> list[Stays]:
+    """What the categories hold at the peak that no change here can move: all, if none moves any."""
     alive, category = usage.alive(trace), allocations(trace).category
+    moves = changes.checkpoint or changes.micro_batches
     found = []
-    for name in _STAYS:
+    for name in _STAYS if moves else CATEGORY:
         which = alive & (category == CATEGORY[name])
         modules = grouping.holders(trace, "module", which) if which.any() else []
         total = sum(row.bytes for row in modules)
@@ -401,12 +403,13 @@ def by_replay(trace: Trace, card: int, wanted: Wanted) -> Found:
             changes = Changes(settings=one.settings)
             held = (now.peak, one.peak_reserved, needs)
             tried.append(Tried(changes, *held, 1.0, 1.0, runs, verdict))
-    plan = _checkpoint_plan(trace, 0 if wanted.minimise else room)
+    problems: list[str] = []
+    plan = _checkpoint_plan(trace, 0 if wanted.minimise else room, problems)
     if plan is not None:
         tried += _replayed_plans(plan, room, card)
     best = _best(tried, wanted)
-    stays = () if best.fits else tuple(_stays(trace))
-    return Found(card, tuple(tried), best, (), stays, "replayed", room)
+    stays = () if best.fits else tuple(_stays(trace, best.changes))
+    return Found(card, tuple(tried), best, tuple(problems), stays, "replayed", room)
 
 
 def _replayed_plans(plan: CheckpointPlan, room: int, card: int) -> Iterator[Tried]:
