@@ -226,6 +226,20 @@ def test_a_trace_gives_settings_and_plans_by_replay() -> None:
     assert found.tried[0].peak == usage.peak(REAL).bytes
 
 
+@pytest.mark.parametrize(
+    ("room", "says"),
+    [
+        (0, "what lies beside torch's allocator may take all of that; the least needs"),
+        (20 * MIB, "optimizer state, weights, gradients alone take 43.4 MiB; the least needs"),
+    ],
+)
+def test_a_budget_below_the_weights_is_one_sentence(room: int, says: str) -> None:
+    card = 200 * GIB - fitting.fits_room(REAL, 200 * GIB) + room
+    found = fitting.by_replay(REAL, card, Wanted())
+    assert says in fit_text.answer(found)
+    assert found.tried[0].needs > found.chosen.needs, "and the best that is known"
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("card", [200 * GIB, needs(REAL) - 8 * MIB, GIB])
 def test_the_screen_is_no_wider_than_the_terminal(width: int, card: int) -> None:

@@ -41,10 +41,12 @@ def answer(found: Found) -> str:
     needs = f"{size_text(best.needs)} instead of {size_text(now.needs)}"
     if not found:
         alone = [one for one in found.stays if one.category in _FOR_GOOD]
-        if sum(one.bytes for one in alone) > found.room:
-            total, names = sum(one.bytes for one in alone), [one.category for one in alone]
-            held = f"{' and '.join(names)} alone take {size_text(total)}".replace("_", " ")
-            return f"nothing that was tried fits on {card}: {held}, and the least needs {needs}"
+        total = sum(one.bytes for one in alone)
+        if total > found.room:
+            names = [one.category.replace("_", " ") for one in alone]
+            held = f"{', '.join(names)} alone take {size_text(total)}"
+            held = held if found.room else "what lies beside torch's allocator may take all of that"
+            return f"nothing that was tried surely fits on {card}: {held}; the least needs {needs}"
         least = f"the smallest candidate needs {needs}"
         if best == now:
             least = f"it needs {size_text(now.needs)}, and no change here lowers that"
