@@ -95,7 +95,7 @@ def steps(changes: Changes, set_to_none: bool = True, kind=torch.optim.Adam) -> 
     return seen, problem
 
 
-@pytest.mark.parametrize("how", OPTIMIZERS)
+@pytest.mark.parametrize("how", [each for each in OPTIMIZERS if each != "8bit"])
 def test_an_optimizer_steps_as_the_plan_says(how: str) -> None:
     seen: dict[str, bool] = {}
 
