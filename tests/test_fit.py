@@ -420,3 +420,28 @@ def test_micro_batches_of_the_trainer_keep_its_steps(tmp_path, monkeypatch, caps
     )  # fmt: skip
     assert plain != divided
     assert math.isclose(float(plain), float(divided), rel_tol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_adapters_are_for_a_folder_of_hugging_face_alone(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    from pytracer.imagined import script
+
+    sizes = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 512}
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    order = {"folder": str(tmp_path), "length": 16}
+    plan = script.Plan((), False, "T4", model=order)
+    plain, small = (
+        script.imagine(replace(plan, changes=each), tmp_path).trace
+        for each in (Changes(), Changes(lora=4))
+    )
+    assert plain is not None
+    assert small is not None
+    state = [t.peak.by_category["optimizer_state"] for t in (plain, small)]
+    assert 0 < state[1] < state[0] / 4
+    (tmp_path / "train.py").write_text(SCRIPT)
+    program = script.Plan((str(tmp_path / "train.py"),), False, "T4", changes=Changes(lora=4))
+    answer = script.imagine(program, tmp_path)
+    assert answer.problem == "the plan's lora = 4 changed nothing in this program"
