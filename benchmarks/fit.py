@@ -1,10 +1,13 @@
 """Makes programs fit on a GPU with less memory than they need, and compares with what was promised.
 
-    python benchmarks/fit.py --out benchmarks/results [--names "A|B"] [--workers N] [--found FILE]
+    python benchmarks/fit.py --out DIR [--names "A|B"] [--workers N]     # searches, without a GPU
+    python benchmarks/fit.py --out DIR --found FILE --part memory --at-once 4    # on a GPU
+    python benchmarks/fit.py --out DIR --found FILE --part times                 # alone on a GPU
+    python benchmarks/fit.py --out benchmarks/results --merge DIR/*.json         # and the docs
 
-Each program is imagined here, and a plan is searched for SHARE of what it reserves. Then it runs on
-the GPU: as it is; as it is with that limit, which must fail; under the plan with that limit. Each
-step is timed. Losses are compared with deterministic algorithms, in runs of their own.
+Each program is imagined, and a plan is searched for SHARE of what it reserves. Then it runs on the
+GPU: as it is; as it is with that limit, which must fail; under the plan with that limit. Losses are
+compared with deterministic algorithms, in runs of their own. Steps are timed in turn.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import gc
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -45,7 +49,10 @@ NAMES = (
 )  # fmt: skip
 
 # Of two ranks, each on a GPU of its own.
-OF_RANKS = ("DDP, GPT-2, AMP", "FSDP2, Llama, bfloat16", "DDP, Llama, gradients in buckets")
+OF_RANKS = (
+    "DDP, GPT-2, AMP", "FSDP2, Llama, bfloat16", "DDP, Llama, gradients in buckets",
+    "DDP, GPT-2, accumulation",
+)  # fmt: skip
 PROGRAMS = {**imagine_programs.PROGRAMS, **imagine_ranks.PROGRAMS}
 
 
@@ -89,6 +96,7 @@ def search(name: str, card: str) -> dict[str, Any]:
         "reserved": best.reserved,
         "time": best.time_ratio,
         "time_at_most": best.time_at_most,
+        "flushes": best.flushes,  # then a step takes longer than that
     }
     return {
         "name": name,
@@ -157,6 +165,7 @@ def run(name: str, changes: Any, steps: int, limit: int | None, *, exact: bool) 
     hook = register_optimizer_step_post_hook(stepped)
     torch.Tensor.item = noted  # type: ignore[method-assign, assignment]
     imagine_programs.STEPS = imagine_ranks.STEPS = steps
+    _meet_elsewhere()
     failed = ""
     try:
         with planned(changes):
@@ -180,78 +189,148 @@ def run(name: str, changes: Any, steps: int, limit: int | None, *, exact: bool) 
     }
 
 
+def _meet_elsewhere() -> None:
+    """Gives the ranks of the next run a store of their own: torchrun's has the last run's addresses."""
+    if "MASTER_PORT" in os.environ:
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+
+
 def _start(name: str) -> None:
-    import torch.distributed as dist
-
     program: Any = PROGRAMS[name]
-    try:
-        program() if ranks_of(name) > 1 else program("cuda")
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    program() if ranks_of(name) > 1 else program("cuda")
 
 
-def measure(found: dict[str, Any]) -> dict[str, Any]:
-    """The plain program and the fitted one, with and without the limit."""
+def measure(found: dict[str, Any], part: str) -> Iterator[tuple[str, Any]]:
+    """What is measured of the plain program and of the fitted one, with and without the limit.
+
+    Nothing follows a run of several ranks that has failed: its other ranks may still wait.
+    """
     from pytracer.data.changes import Changes, changes_of
 
     name, limit, changes = found["name"], found["limit"], changes_of(found["changes"])
-    row = {
-        "fitted": run(name, changes, STEPS, limit, exact=False),
-        "plain": run(name, Changes(), STEPS, None, exact=False),
-    }
-    # On an idle GPU the first runs are slow: both again.
-    for one, plan, most in (("fitted", changes, limit), ("plain", Changes(), None)):
-        again = run(name, plan, STEPS, most, exact=False)
-        times = [each["step_s"] for each in (row[one], again) if not each["failed"]]
-        row[one]["step_s"] = min(filter(None, times), default=None)
-    exact = [run(name, each, 2, None, exact=True) for each in (Changes(), Changes(), changes)]
-    plain, again, fitted = (one["losses"] for one in exact)
+    fitted, plain = (changes, limit), (Changes(), None)
+
+    def done(way: tuple[Any, Any], steps: int = STEPS, *, exact: bool = False) -> dict[str, Any]:
+        return run(name, way[0], steps, None if exact else way[1], exact=exact)
+
+    if part == "times":
+        # Twice, because the first runs on an idle GPU are slow.
+        for key, way in (("fitted", fitted), ("plain", plain)) * 2:
+            ran = done(way)
+            yield key, {"step_s": ran["step_s"], "failed": ran["failed"]}
+            if ran["failed"] and ranks_of(name) > 1:
+                return
+        return
+    # The plan first: other runs leave small blocks behind.
+    for key, way in (("fitted", fitted), ("plain", plain)):
+        ran = done(way)
+        taken = ("failed", "peak", "reserved", "retries")
+        yield key, {each: ran[each] for each in taken}
+        if ran["failed"] and ranks_of(name) > 1:
+            return
+    exact = [done(way, 2, exact=True) for way in (plain, plain, fitted)]
+    before, again, after = (one["losses"] for one in exact)
     # None: an operator is not deterministic, or two runs of the plain program differ.
-    is_known = plain and plain == again and not any(one["failed"] for one in exact)
-    row["equal"] = plain == fitted if is_known else None
-    # Last: where a rank has failed, the others may wait for it.
-    row["limited"] = run(name, Changes(), STEPS, limit, exact=False)
-    for one in ("plain", "limited", "fitted"):
-        del row[one]["losses"]
-    return row
+    is_known = before and before == again and not any(one["failed"] for one in exact)
+    yield "equal", before == after if is_known else None
+    ran = done((Changes(), limit))
+    yield "limited", {key: ran[key] for key in ("failed", "peak", "reserved")}
 
 
-def drive(path: Path) -> None:
-    """Measures the program of a file."""
+def _joined(before: Any, more: Any) -> Any:
+    """Both. Of two times the shorter holds, and what has failed once has failed."""
+    if not isinstance(before, dict) or not isinstance(more, dict):
+        return more
+    joined = {**before, **{key: _joined(before.get(key), value) for key, value in more.items()}}
+    if before.get("step_s") and more.get("step_s"):
+        joined["step_s"] = min(before["step_s"], more["step_s"])
+    if "failed" in joined:
+        joined["failed"] = more.get("failed") or before.get("failed") or ""
+    return joined
+
+
+def drive(path: Path, part: str) -> None:
+    """Measures the program of a file, and keeps what there is after each run."""
     row = json.loads(path.read_text())
+    out = path.with_suffix(f".out{os.environ.get('RANK', '0')}")
+    taken: dict[str, Any] = {}
     try:
-        row["measured"] = measure(row)
+        for key, value in measure(row, part):
+            taken = _joined(taken, {key: value})
+            out.write_text(json.dumps(taken))
     except Exception as problem:
-        row["measured"] = {"problem": f"{type(problem).__name__}: {problem}"[:300]}
-    path.with_suffix(f".out{os.environ.get('RANK', '0')}").write_text(json.dumps(row))
+        taken["problem"] = f"{type(problem).__name__}: {problem}"[:300]
+        out.write_text(json.dumps(taken))
+    os._exit(0)  # a process group with a failed rank does not end
 
 
-def measured(found: list[dict[str, Any]], folder: Path, seconds: float) -> list[dict[str, Any]]:
+def measured(found: list[dict[str, Any]], folder: Path, options: Any) -> list[dict[str, Any]]:
     """Each program with its measurement, in a process of its own: others leave small blocks behind."""
+    ends = time.monotonic() + options.seconds
+
+    def one(number: int) -> dict[str, Any]:
+        row = found[number]
+        left = ends - time.monotonic()
+        if "problem" in row or not row["fits"] or left < 1:
+            return row
+        path = folder / f"{options.part}-{number}.json"
+        path.write_text(json.dumps(row))
+        _run_apart(row, path, options.part, min(left, _MOST_SECONDS))
+        outs = [path.with_suffix(f".out{rank}") for rank in range(ranks_of(row["name"]))]
+        ranks = [json.loads(each.read_text()) for each in outs if each.exists()]
+        return _told({**row, "measured": _of_ranks(ranks)} if ranks else row)
+
+    with ThreadPoolExecutor(options.at_once) as pool:
+        return list(pool.map(one, range(len(found))))
+
+
+_MOST_SECONDS = 60  # of a program
+_TO_END = 10
+
+
+def _run_apart(row: dict[str, Any], path: Path, part: str, seconds: float) -> None:
+    """Runs one program, and ends all its processes."""
     from pytracer.data.changes import allocator_variables
 
-    ends = time.monotonic() + seconds
-    rows = []
-    for number, one in enumerate(found):
-        left = ends - time.monotonic()
-        if "problem" in one or not one["fits"] or left < 1:
-            rows.append(one)
-            continue
-        path = folder / f"drive-{number}.json"
-        path.write_text(json.dumps(one))
-        settings = one["changes"]["settings"]
-        variables = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-        variables |= allocator_variables(settings) if settings else {}
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        launch = launch if ranks_of(one["name"]) > 1 else []
-        command = [sys.executable, *launch, __file__, "--drive", str(path)]
+    settings = row["changes"]["settings"]
+    variables = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    variables |= allocator_variables(settings) if settings else {}
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launch = launch if ranks_of(row["name"]) > 1 else []
+    command = [sys.executable, *launch, __file__, "--drive", str(path), "--part", part]
+    process = subprocess.Popen(command, env=variables, start_new_session=True)
+    for left in (seconds, _TO_END):
         with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(command, env=variables, timeout=left)
-        done = [path.with_suffix(f".out{rank}") for rank in range(ranks_of(one["name"]))]
-        rows += [json.loads(each.read_text()) if each.exists() else one for each in done]
-        print(json.dumps(rows[-1]), flush=True)
-    return rows
+            process.wait(left)
+        process.terminate()  # torchrun ends its ranks, which have sessions of their own
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _of_ranks(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The first rank's figures. What failed in any rank has failed, and all must have equal losses."""
+    first = ranks[0]
+    for other in ranks[1:]:
+        for key in ("plain", "fitted", "limited"):
+            failed = other.get(key, {}).get("failed")
+            if failed:
+                first.setdefault(key, {})["failed"] = failed
+        if "equal" in first:
+            first["equal"] = first["equal"] and other.get("equal")
+    return first
+
+
+def merged(paths: list[Path]) -> dict[str, Any]:
+    """One document of several: each program with all that was measured of it."""
+    documents = [kept.read(path) for path in paths]
+    rows: dict[str, dict[str, Any]] = {}
+    for document in documents:
+        for row in document["programs"]:
+            rows[row["name"]] = _joined(rows.get(row["name"], {}), row)
+    measured_on = [one for one in documents if any("measured" in row for row in one["programs"])]
+    return {**(measured_on or documents)[-1], "programs": list(rows.values())}
 
 
 def main() -> None:
@@ -264,6 +343,9 @@ def main() -> None:
     parser.add_argument("--found", type=Path, help="plans of an earlier search: rows as JSON")
     parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) - 2, 1))
     parser.add_argument("--seconds", type=float, default=200, help="for the runs on the GPU")
+    parser.add_argument("--part", choices=("memory", "times"), default="memory")
+    parser.add_argument("--at-once", type=int, default=1, help="programs on the GPU: 1 for times")
+    parser.add_argument("--merge", type=Path, nargs="+", help="results of parts, into one file")
     parser.add_argument("--program", help=argparse.SUPPRESS)
     parser.add_argument("--drive", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -271,25 +353,31 @@ def main() -> None:
         _start(options.program)
         return
     if options.drive:
-        drive(options.drive)
+        drive(options.drive, options.part)
         return
     import torch
 
-    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "H100"
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.merge:
+        document = merged(options.merge)
+        kept.write(options.out / f"fit-{slug(document['machine']['device'])}.json", document)
+        subprocess.run([sys.executable, str(ROOT / "benchmarks" / "readme_tables.py")], check=True)
+        return
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "H100"
     if options.found:
         found = json.loads(options.found.read_text())
     else:
         names = options.names.split("|")
         with ThreadPoolExecutor(options.workers) as pool:
             found = [_told(one) for one in pool.map(lambda name: search(name, card), names)]
-    rows = found if card == "H100" else measured(found, options.out, options.seconds)
+        (options.out / "found.json").write_text(json.dumps(found))
+    rows = found if card == "H100" else measured(found, options.out, options)
     machine = {
         "date": datetime.now(timezone.utc).date().isoformat(),
         "device": card,
         "torch": torch.__version__,
     }
-    path = options.out / f"fit-{slug(card)}.json"
+    path = options.out / f"fit-{options.part}-{slug(card)}.json"
     kept.write(path, {"machine": machine, "share": SHARE, "steps": STEPS, "programs": rows})
 
 

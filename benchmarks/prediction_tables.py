@@ -53,7 +53,7 @@ def fitted(document: Document) -> str:
         if row["name"] in left:
             continue
         found, promised = row.get("measured", {}), row.get("promised")
-        if "fitted" not in found or not found["limited"]["failed"]:
+        if "fitted" not in found or not found.get("limited", {}).get("failed"):
             why = row.get("problem") or found.get("problem") or _not_measured(row)
             rows.append([row["name"], why, *["-"] * 5])
             continue
@@ -62,14 +62,17 @@ def fitted(document: Document) -> str:
             rows.append([row["name"], _changed(row), f"**{fitted['failed']}**", *["-"] * 4])
             continue
         peak = fitted["peak"] / promised["peak"] - 1
-        ratio = fitted["step_s"] / plain["step_s"]
+        is_timed = fitted.get("step_s") and plain.get("step_s")
+        ratio = fitted["step_s"] / plain["step_s"] if is_timed else 0.0
         count["ran"] += 1
         count["peak"] += abs(peak) <= 0.01
-        count["time"] += ratio <= promised["time_at_most"] * 1.1
+        count["time"] += promised["time"] / 1.1 <= ratio <= promised["time_at_most"] * 1.1
         count["equal"] += bool(found["equal"])
         saved = 1 - fitted["reserved"] / plain["reserved"]
         least, most = (f"{promised[name]:.2f}" for name in ("time", "time_at_most"))
-        times = [least if least == most else f"{least} to {most}", f"{ratio:.2f}"]
+        words = least if least == most else f"{least} to {most}"
+        words += " or more" * promised.get("flushes", False)
+        times = [words, f"{ratio:.2f}" if is_timed else "-"]
         bits = {True: "equal", False: "differ", None: "not known"}[found["equal"]]
         rows.append([row["name"], _changed(row), f"-{saved:.0%}", f"{peak:+.2%}", *times, bits])
     machine = document["machine"]
@@ -78,7 +81,7 @@ def fitted(document: Document) -> str:
     return (
         f"Each program had {document['share']:.0%} of what it reserves, with which it fails as it is. "
         f"Under its plan, {count['ran']} of {len(rows)} ran: {count['peak']} with the promised peak within "
-        f"1 %, {count['time']} within 1.1 times the promised time, {count['equal']} with equal losses.\n\n"
+        f"1 %, {count['time']} in a time within 10 % of the promised, {count['equal']} with equal losses.\n\n"
         f"{text}\n\nMeasured on {machine['device']}, torch {machine['torch']}, {machine['date']}. "
         f'"Not known": two plain runs differ, or there was only one.'
         + (f" A plan was found, and not run yet: {'; '.join(left)}." if left else "")
@@ -88,6 +91,8 @@ def fitted(document: Document) -> str:
 def _not_measured(row: dict[str, Any]) -> str:
     if not row.get("fits", True):
         return "nothing fits"
+    if "limited" not in row.get("measured", {}):
+        return "did not end"
     return "the plain program did not fail"
 
 

@@ -41,7 +41,7 @@ MAY_IMPORT = {
     # The public face: what can be asked, and where capture and analysis meet.
     "reading": {*FORECASTS, "cost", "export", "ranks", "sandbox", "snapshot"},
     "recording": {*FACTS, "capture", "cost", "export", "reading"},
-    "imagined": {*FORECASTS, "capture", "reading", "recording", "sandbox"},
+    "imagined": {*FORECASTS, "capture", "cost", "reading", "recording", "sandbox"},
     "integrations": {*TRACE, "capture", "export", "imagined", "reading", "recording"},
     # Nothing but the command line knows it.
     "lab": {*ANSWERS, "capture", "cost", "export", "reading", "recording"},

@@ -26,6 +26,7 @@ from pytracer.data.recorded import Trace, load
 from pytracer.export import fit_text
 from pytracer.export.terminal import Terminal
 from pytracer.reading import plan_file
+from pytracer.recording.applied import Applied
 
 DATA = Path(__file__).parent / "data"
 MIB, GIB = 1 << 20, 1 << 30
@@ -47,6 +48,7 @@ tried = st.builds(
     reserved=st.integers(1, 9),
     needs=st.integers(1, 9),
     time_ratio=st.sampled_from([1.0, 1.1, 1.5]),
+    time_at_most=st.sampled_from([1.5, 1.6]),
     fits=st.booleans(),
     verdict=st.just(""),
 )
@@ -57,7 +59,7 @@ tried = st.builds(
 )
 def test_the_choice_is_the_quickest_that_fits(candidates, minimise, keep_time) -> None:
     """Or the smallest that fits, if the peak is minimised; none beats it and is quick enough."""
-    candidates[0] = Tried(Changes(), 9, 9, 9, 1.0, candidates[0].fits, "")
+    candidates[0] = Tried(Changes(), 9, 9, 9, 1.0, 1.0, candidates[0].fits, "")
     best = fitting._best(candidates, Wanted(minimise, keep_time))
     quick = [one for one in candidates if one.time_ratio <= keep_time]
     assert best in quick
@@ -75,7 +77,8 @@ def test_nothing_beats_a_row_of_the_frontier(candidates) -> None:
     frontier = Found(9, tuple(candidates), candidates[0]).frontier
     for one in candidates:
         for row in frontier:
-            quicker = one.time_ratio <= row.time_ratio and one.needs < row.needs
+            quicker = one.time_ratio <= row.time_ratio and one.time_at_most <= row.time_at_most
+            quicker = quicker and one.needs < row.needs
             assert not quicker or row.changes.is_bit_equal > one.changes.is_bit_equal
     assert min(one.needs for one in candidates) == min(row.needs for row in frontier)
 
@@ -136,6 +139,76 @@ def test_another_rank_must_fit_as_well() -> None:
     assert "rank 3 needs another plan" in fitting.with_rank(small, 3, REAL, "").problems
 
 
+def test_what_changes_numbers_is_tried_last_and_on_request() -> None:
+    program = Program(lambda _: REAL)
+    fitting.search(program, REAL, needs(REAL) - MIB, Wanted())
+    assert not any(changes.changes_numbers for changes in program.asked)
+    asked = len(program.asked)
+    fitting.search(program, REAL, needs(REAL) - MIB, Wanted(allow=("8bit", "bf16")))
+    assert [one.changes_numbers for one in program.asked[asked:]] == [False] * asked + [True] * 2
+
+
+@given(st.lists(tried, min_size=1, max_size=6))
+def test_numbers_change_only_where_nothing_else_fits(candidates) -> None:
+    other = replace(candidates[0], changes=Changes(bf16=True), fits=True, time_ratio=0.5)
+    best = fitting._best([*candidates, other], Wanted())
+    assert best.changes.bf16 == (not any(one.fits for one in candidates))
+
+
+# ---------------------------------------------------------------- changes of numbers
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_an_optimizer_of_8_bits_takes_the_place_of_its_like(kind) -> None:
+    """It is the same object, so what holds it goes on with it."""
+    pytest.importorskip("torchao.optim")
+    applied = Applied(Changes(optimizer="8bit"))
+    applied.begin()
+    model = torch.nn.Linear(64, 64)
+    optimizer = kind(model.parameters(), lr=0.5, weight_decay=0.25)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.5)
+    assert applied.end() == ""
+    assert type(optimizer).__name__ == f"{kind.__name__}8bit"
+    assert schedule.optimizer is optimizer
+    assert float(optimizer.param_groups[0]["lr"]) == 0.25
+    assert optimizer.param_groups[0]["weight_decay"] == 0.25
+    assert type(kind(model.parameters())) is kind
+
+
+def test_an_optimizer_that_has_none_of_8_bits_stays_as_it_is() -> None:
+    applied = Applied(Changes(optimizer="8bit"))
+    applied.begin()
+    parameters = [torch.nn.Parameter(torch.ones(4))]
+    kept = torch.optim.SGD(parameters), torch.optim.AdamW(parameters, maximize=True)
+    assert "8bit" in applied.end()
+    assert [type(one) for one in kept] == [torch.optim.SGD, torch.optim.AdamW]
+
+
+def test_autocast_is_around_the_outermost_module_alone() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    seen = []
+    model[0].register_forward_hook(lambda *given: seen.append(given[2].dtype))
+    applied = Applied(Changes(bf16=True))
+    applied.begin()
+    result = model(torch.ones(2, 4))
+    assert not torch.is_autocast_enabled("cpu")
+    with pytest.raises(RuntimeError):
+        model(torch.ones(2, 5))
+    assert not torch.is_autocast_enabled("cpu"), "also where the model failed"
+    assert applied.end() == ""
+    model(torch.ones(2, 4))
+    assert seen == [torch.bfloat16, torch.float32]
+    assert result.dtype == torch.float32
+
+
+def test_a_program_with_autocast_is_told_that_nothing_changed() -> None:
+    applied = Applied(Changes(bf16=True))
+    applied.begin()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.nn.Linear(4, 4)(torch.ones(2, 4))
+    assert applied.end() == "the plan's bf16 = true changed nothing in this program"
+
+
 # ---------------------------------------------------------------- from a trace
 
 
@@ -151,6 +224,20 @@ def test_a_trace_gives_settings_and_plans_by_replay() -> None:
         assert one.fits == (one.verdict == replay.YES)
         assert not one.fits or one.needs <= budget
     assert found.tried[0].peak == usage.peak(REAL).bytes
+
+
+@pytest.mark.parametrize(
+    ("room", "says"),
+    [
+        (0, "what lies beside torch's allocator may take all of that; the least needs"),
+        (20 * MIB, "optimizer state, weights, gradients alone take 43.4 MiB; the least needs"),
+    ],
+)
+def test_a_budget_below_the_weights_is_one_sentence(room: int, says: str) -> None:
+    card = 200 * GIB - fitting.fits_room(REAL, 200 * GIB) + room
+    found = fitting.by_replay(REAL, card, Wanted())
+    assert says in fit_text.answer(found)
+    assert found.tried[0].needs > found.chosen.needs, "and the best that is known"
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -194,6 +281,9 @@ def test_the_command_writes_a_plan_of_a_trace(tmp_path: Path, monkeypatch, capsy
         (["fit", "x.py", "--keep-time", "0.5"], "0.5 is not a ratio of 1 or more"),
         (["fit", "x.pytrace", "--run"], "--run needs a program, and this is a trace"),
         (["fit", "--hf", "folder", "--run"], "--run needs a program, and --hf has none"),
+        (["fit", "x.py", "--allow", "4bit"], "'4bit' is not one of 8bit, bf16, lora"),
+        (["fit", "x.py", "--allow", "lora"], "--allow lora is for --hf FOLDER"),
+        (["fit", "x.pytrace", "--allow", "bf16"], "--allow needs a program, and this is a trace"),
         (["fit", "absent.py", "--on", "24GiB"], "cannot read absent.py"),
         pytest.param(
             ["fit", "absent.py", "--run"],
@@ -330,3 +420,28 @@ def test_micro_batches_of_the_trainer_keep_its_steps(tmp_path, monkeypatch, caps
     )  # fmt: skip
     assert plain != divided
     assert math.isclose(float(plain), float(divided), rel_tol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_adapters_are_for_a_folder_of_hugging_face_alone(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    from pytracer.imagined import script
+
+    sizes = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 512}
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    order = {"folder": str(tmp_path), "length": 16}
+    plan = script.Plan((), False, "T4", model=order)
+    plain, small = (
+        script.imagine(replace(plan, changes=each), tmp_path).trace
+        for each in (Changes(), Changes(lora=4))
+    )
+    assert plain is not None
+    assert small is not None
+    state = [t.peak.by_category["optimizer_state"] for t in (plain, small)]
+    assert 0 < state[1] < state[0] / 4
+    (tmp_path / "train.py").write_text(SCRIPT)
+    program = script.Plan((str(tmp_path / "train.py"),), False, "T4", changes=Changes(lora=4))
+    answer = script.imagine(program, tmp_path)
+    assert answer.problem == "the plan's lora = 4 changed nothing in this program"

@@ -55,7 +55,7 @@ def test_what_is_written_is_toml(changes: Changes) -> None:
         ("set_to_none = 1", "set_to_none is true or false"),
         ("settings = true", "settings is a text"),
         ('settings = "expandable:True"', "PYTORCH_ALLOC_CONF has no expandable"),
-        ('optimizer = "fast"', "optimizer is fused, foreach or loop"),
+        ('optimizer = "fast"', "optimizer is fused, foreach, 8bit or loop"),
         ("[" * 100_000 + " = 1", "write one KEY = VALUE per line"),
     ],
 )
@@ -95,7 +95,7 @@ def steps(changes: Changes, set_to_none: bool = True, kind=torch.optim.Adam) -> 
     return seen, problem
 
 
-@pytest.mark.parametrize("how", OPTIMIZERS)
+@pytest.mark.parametrize("how", [each for each in OPTIMIZERS if each != "8bit"])
 def test_an_optimizer_steps_as_the_plan_says(how: str) -> None:
     seen: dict[str, bool] = {}
 

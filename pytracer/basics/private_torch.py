@@ -58,6 +58,7 @@ reducer: Any
 reducers_log: Any
 sharded_parameter: Any
 subclasses: Any
+top_saved_hooks: Callable[[bool], Any]
 tree_iter: Callable[[Any], Any]
 tree_map: Callable[..., Any]
 wait_on_gpu: Callable[[int], None]
@@ -159,6 +160,7 @@ NAMES = {
         "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam", _IMAGINE
     ),
     "subclasses": Private("torch._subclasses:", _IMAGINE),
+    "top_saved_hooks": Private("torch._C._autograd:_top_saved_tensors_default_hooks", _IMAGINE),
     "tree_iter": Private("torch.utils._pytree:tree_iter", _IMAGINE),
     "tree_map": Private("torch.utils._pytree:tree_map", _IMAGINE),
     "wait_on_gpu": Private("torch.cuda:_sleep", _GEMM),

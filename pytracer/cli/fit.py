@@ -1,6 +1,7 @@
 """`pytracer fit`: finds what makes a program fit on a card, and runs it so."""
 
 import argparse
+import importlib.util
 import os
 import shlex
 import subprocess
@@ -32,7 +33,8 @@ class Fit(Command):
       pytracer fit --hf FOLDER --batch 8 --on 16GiB
 
     A size alone means an H100 of that size. Options for pytracer come before the
-    script; --on, -o, -f, --run, --minimise, --keep-time and --json may follow it.
+    script; --on, -o, -f, --run, --minimise, --keep-time, --allow and --json may
+    follow it.
     """
 
     name = "fit"
@@ -43,7 +45,7 @@ class Fit(Command):
     runs_a_program: ClassVar[bool] = True
     may_follow: ClassVar[tuple[str, ...]] = (
         *("--on", "-o", "--output", "-f", "--force"),
-        *("--run", "--minimise", "--keep-time", "--json"),
+        *("--run", "--minimise", "--keep-time", "--allow", "--json"),
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -70,6 +72,13 @@ class Fit(Command):
             default=float("inf"),
             help="the most that a step may take, say 1.1 of what it takes now",
         )
+        parser.add_argument(
+            "--allow",
+            type=_allowed,
+            metavar="LIST",
+            default=(),
+            help="also what changes numbers, if nothing else fits: 8bit, bf16, lora (with --hf)",
+        )
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
@@ -77,7 +86,8 @@ class Fit(Command):
         from pytracer.basics.files import refuse_to_overwrite
 
         refuse_to_overwrite(options.output, overwrite=options.force)
-        wanted = fitting.Wanted(options.minimise is not None, options.keep_time)
+        _check_allowed(options)
+        wanted = fitting.Wanted(options.minimise is not None, options.keep_time, options.allow)
         on = options.on
         is_size = on[:1].isdigit()
         if is_size:
@@ -103,6 +113,31 @@ def _ratio(text: str) -> float:
     if not 1 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a ratio of 1 or more, say 1.1")
     return number
+
+
+def _allowed(text: str) -> tuple[str, ...]:
+    from pytracer.analysis.forecasts import fitting
+
+    names = tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in fitting.ALLOWED:
+            there = ", ".join(fitting.ALLOWED)
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {there}")
+    return names
+
+
+def _check_allowed(options: argparse.Namespace) -> None:
+    """Refuses what cannot be tried here."""
+    if options.allow and _is_trace(options.program):
+        raise errors.UsageError("--allow needs a program, and this is a trace")
+    if "lora" in options.allow and options.hf is None:
+        raise errors.UsageError(
+            "--allow lora is for --hf FOLDER: a script calls peft.get_peft_model itself"
+        )
+    needed = {"8bit": "torchao", "lora": "peft"}
+    for package in (needed[name] for name in options.allow if name in needed):
+        if importlib.util.find_spec(package) is None:
+            raise errors.UsageError(f"--allow needs {package}: pip install {package}")
 
 
 def _require_device(options: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-OPTIMIZERS = ("fused", "foreach", "loop")
+OPTIMIZERS = ("fused", "foreach", "8bit", "loop")
 
 
 def allocator_variables(settings: str) -> dict[str, str]:
@@ -23,6 +23,8 @@ class Changes:
     set_to_none: bool = False  # what zero_grad() does with gradients
     bucket_views: bool = False  # gradient_as_bucket_view of DistributedDataParallel
     micro_batches: int = 0  # of each batch of transformers' Trainer; 0 as the program says
+    bf16: bool = False  # the outermost modules run under autocast
+    lora: int = 0  # the rank of adapters that are trained instead of the weights; 0: none
 
     def __bool__(self) -> bool:
         """Whether anything changes."""
@@ -36,7 +38,20 @@ class Changes:
     @property
     def is_bit_equal(self) -> bool:
         """Whether the program computes the same bits."""
-        return not (self.optimizer or self.set_to_none or self.bucket_views or self.micro_batches)
+        changed = (self.optimizer, self.set_to_none, self.bucket_views, self.micro_batches)
+        return not any((*changed, self.changes_numbers))
+
+    @property
+    def changes_numbers(self) -> bool:
+        """Whether the program trains with fewer bits or weights, and not only rounds differently."""
+        return self.bf16 or bool(self.lora) or self.optimizer == "8bit"
+
+    @property
+    def bits(self) -> str:
+        """What becomes of the numbers: equal, rounded or changed."""
+        if self.changes_numbers:
+            return "changed"
+        return "equal" if self.is_bit_equal else "rounded"
 
 
 def changes_of(values: Mapping[str, Any]) -> Changes:

@@ -119,6 +119,7 @@ class Imagined(NamedTuple):
     not_counted: tuple[str, ...] = ()  # layers whose memory on a host only their library knows
     doubts: tuple[Doubt, ...] = ()
     advice: str = ""  # what would make the scratch of convolutions sure
+    step_ns: tuple[int, ...] = ()  # a step's time on several hosts, to compare with other runs
 
 
 class Group(NamedTuple):
@@ -430,6 +431,7 @@ def _imagined(value: Any) -> Imagined | None:
             if (size := _whole(row.get("bytes"))) is not None
         ),
         advice=_advice(value.get("convolutions")),
+        step_ns=_each(int, value.get("step_ns")),
     )
 
 

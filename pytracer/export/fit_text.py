@@ -15,7 +15,11 @@ _IN_CODE = {
     "fused": "fused=True for the optimizer",
     "foreach": "foreach=True for the optimizer",
     "loop": "foreach=False for the optimizer",
+    "8bit": "torchao.optim.AdamW8bit instead of torch.optim.AdamW",
 }
+
+
+_FOR_GOOD = ("weights", "gradients", "optimizer_state")
 
 
 def render(found: Found, terminal: Terminal = PLAIN) -> str:
@@ -36,6 +40,13 @@ def answer(found: Found) -> str:
         return f"on {card} as it is: it needs {size_text(best.needs)}"
     needs = f"{size_text(best.needs)} instead of {size_text(now.needs)}"
     if not found:
+        alone = [one for one in found.stays if one.category in _FOR_GOOD]
+        total = sum(one.bytes for one in alone)
+        if total > found.room:
+            names = [one.category.replace("_", " ") for one in alone]
+            held = f"{', '.join(names)} alone take {size_text(total)}"
+            held = held if found.room else "what lies beside torch's allocator may take all of that"
+            return f"nothing that was tried surely fits on {card}: {held}; the least needs {needs}"
         least = f"the smallest candidate needs {needs}"
         if best == now:
             least = f"it needs {size_text(now.needs)}, and no change here lowers that"
@@ -45,7 +56,9 @@ def answer(found: Found) -> str:
 
 def _more_time(one: Tried) -> str:
     """The additional time of a step, in words."""
-    least, most = (f"{100 * (ratio - 1):.0f}" for ratio in (one.time_ratio, one.time_at_most))
+    least, most = (round(100 * (ratio - 1)) for ratio in (one.time_ratio, one.time_at_most))
+    if most <= 0 and not one.flushes:
+        return "no more time" if least == most else f"up to {-least}% less time"
     text = f"{most}% more time" if least == most else f"{least} to {most}% more time"
     return f"{text} or more" if one.flushes else text
 
@@ -66,7 +79,7 @@ def _table(found: Found, terminal: Terminal) -> Iterator[str]:
         mark = "fits" if one.fits else ""
         if one == found.chosen:
             mark = "best" if found else "least"
-        bits = "equal" if one.changes.is_bit_equal else "rounded"
+        bits = one.changes.bits
         sizes = f"{size_text(one.needs):>8}  {size_text(one.peak):>8}  {_time(one):<9}"
         start = terminal.paint(f"{mark:<{MARGIN}}", GREEN if one.fits else "")
         text = "; ".join(named(one.changes)) or "none: the program as it is"
@@ -109,6 +122,10 @@ def named(changes: Changes) -> Iterator[str]:
         yield "gradient_as_bucket_view=True"
     if changes.micro_batches:
         yield f"{changes.micro_batches} micro-batches of each batch"
+    if changes.bf16:
+        yield "autocast to bfloat16"
+    if changes.lora:
+        yield f"LoRA of rank {changes.lora}"
 
 
 def _stays(found: Found, terminal: Terminal) -> Iterator[str]:
@@ -135,6 +152,11 @@ def code(one: Tried, terminal: Terminal = PLAIN) -> list[str]:
         parts = changes.micro_batches
         lines.append(f"# TrainingArguments(per_device_train_batch_size=N // {parts},")
         lines.append(f"#                   gradient_accumulation_steps=M * {parts})")
+    if changes.bf16:
+        lines.append('# the model\'s calls under torch.autocast("cuda", torch.bfloat16)')
+    if changes.lora:
+        lines.append(f"# peft.get_peft_model(model, peft.LoraConfig(r={changes.lora},")
+        lines.append('#                     target_modules="all-linear"))')
     text = "\n".join([*lines, *([one.code] if one.code else [])])
     return terminal.code(text) if text else []
 
@@ -154,5 +176,5 @@ def document(found: Found) -> dict[str, object]:
 
 
 def _document(one: Tried) -> dict[str, object]:
-    more = {"time_at_most": one.time_at_most, "bit_equal": one.changes.is_bit_equal}
+    more = {"bit_equal": one.changes.is_bit_equal, "bits": one.changes.bits}
     return {**vars(one), "changes": vars(one.changes), **more}

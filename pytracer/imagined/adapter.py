@@ -32,6 +32,7 @@ from pytracer.imagined import (
     convolutions,
     ctc,
     doubts,
+    durations,
     frameworks,
     kernels,
     lazy,
@@ -88,6 +89,7 @@ class Fakes:
         sizes_: sizes.Sizes,
         doubts_: doubts.Doubts,
         convolutions_: convolutions.Convolutions,
+        durations_: durations.Durations,
     ) -> None:
         """Changes nothing yet.
 
@@ -102,6 +104,7 @@ class Fakes:
             sizes_: makes up sizes that depend on values.
             doubts_: is shown every tensor that was made.
             convolutions_: knows their scratch.
+            durations_: is told of every call.
         """
         self._known = Known(is_fake)
         self._known.assumes = reads.assumes
@@ -120,6 +123,7 @@ class Fakes:
             self._composites,
             doubts_,
             convolutions_,
+            durations_,
         )
         self._reads, self._memory, self._job = reads, memory, job
 
@@ -176,6 +180,7 @@ class _Watching(TorchDispatchMode):
         composites: attention.Composites,
         doubts_: doubts.Doubts,
         convolutions_: convolutions.Convolutions,
+        durations_: durations.Durations,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._mode, self._job, self._take, self._sizes = mode, job, take, sizes_
@@ -185,7 +190,7 @@ class _Watching(TorchDispatchMode):
         self._used: torch.device | None = None  # the card's number is what the program says
         self._kernels = kernels.Kernels(take, self.back, attention_)
         self._composites = composites
-        self._doubts, self._convolutions = doubts_, convolutions_
+        self._doubts, self._convolutions, self._durations = doubts_, convolutions_, durations_
         sizes_.knows(known)
 
     def __torch_dispatch__(
@@ -206,6 +211,7 @@ class _Watching(TorchDispatchMode):
             except UnsupportedOperatorException:
                 return kernels.in_place(func, args, given)
         if func.namespace == "c10d":
+            self._durations.exchanged(args)
             return ranks.collective(func, args, self._known, self._job)
         if func is aten.is_pinned.default:
             return self._known.is_pinned(args[0])
@@ -235,6 +241,7 @@ class _Watching(TorchDispatchMode):
         if self._is_card and func in scratch.IN_ROWS:
             result = tree_map(scratch.in_rows, result)
         losses.keep(func, args, result)
+        self._durations.ran(func, args, given, result)
         if func in _COPIES:
             self._copied(func, args, given, result)
         self._known.ran(func, args, given, result)

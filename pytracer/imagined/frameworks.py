@@ -20,10 +20,11 @@ _STOPS_AT_A_WORD = "transformers.generation.stopping_criteria"
 
 
 @contextlib.contextmanager
-def eager(compiled: list[str]) -> Iterator[None]:
+def eager(compiled: list[str], in_one: Callable[[Any], Any]) -> Iterator[None]:
     """Runs what the program compiles as it is, and notes the names of models and of functions run.
 
-    A library may compile functions that the program never runs.
+    A library may compile functions that the program never runs. `in_one` gets the arguments of each
+    that runs, and gives a context for it.
     """
 
     def compile_(model: Any = None, **_: Any) -> Any:
@@ -37,7 +38,8 @@ def eager(compiled: list[str]) -> Iterator[None]:
         @functools.wraps(model)
         def run(*args: Any, **options: Any) -> Any:
             compiled.append(name)
-            return model(*args, **options)
+            with in_one((args, options)):
+                return model(*args, **options)
 
         return run
 

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytracer import errors
 from pytracer.analysis.allocator import settings as allocator_settings
@@ -35,6 +36,7 @@ from pytracer.imagined.adapter import CPU, Fakes, is_fake
 from pytracer.imagined.cards import Card, find
 from pytracer.imagined.convolutions import Convolutions, placed
 from pytracer.imagined.doubts import Doubts
+from pytracer.imagined.durations import Durations
 from pytracer.imagined.patches import replaced
 from pytracer.imagined.ranks import Job
 from pytracer.imagined.sizes import WAYS, Sizes
@@ -96,7 +98,8 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         self._job, self._sizes, self._how = Job(ranks, rank), Sizes(sizes), sizes
         self._compiled: list[str] = []
         self._not_counted: set[str] = set()
-        self._doubts = Doubts()
+        self._doubts, self._durations = Doubts(), Durations()
+        self._job.shelf.on_wait = self._durations.waited
         self._convolutions = Convolutions(self.card, cudnn.installed())
         self._stack = contextlib.ExitStack()
         self._session: _Session | None = None
@@ -175,7 +178,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         device.open()
         stack.callback(device.close)
         stack.enter_context(self._fakes(device, stack).entered())
-        stack.enter_context(frameworks.eager(self._compiled))
+        stack.enter_context(frameworks.eager(self._compiled, self._durations.in_one))
         stack.enter_context(frameworks.imported())
         stack.enter_context(checkpoints.of_safetensors())
         self._session = session
@@ -201,6 +204,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
                 self._sizes,
                 self._doubts,
                 self._convolutions,
+                self._durations,
             )
         operator = attention.Attention(self.card)
         library = attention.library(operator)
@@ -210,6 +214,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         stack.enter_context(placed())
         self._scratch = scratch.Taken(device)
         self._job.shelf.hold = device.hold
+        stack.callback(register_optimizer_step_post_hook(self._durations.stepped).remove)
         self._workspaces = Workspaces(self.card, device)
         sums = reductions.Reductions(self.card)
 
@@ -231,6 +236,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
             self._sizes,
             self._doubts,
             self._convolutions,
+            self._durations,
         )
         # Last, because the modules that torch imports for its fake tensors must see the real devices.
         stack.enter_context(surface.described(self.card, device, self._job.shelf))
@@ -253,6 +259,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
                     **_facts(card),
                     **self._scratch.document(any_end=self._job.shelf.has_kept),
                     "convolutions": self._convolutions.document(),
+                    "step_ns": self._durations.step_ns(),
                 }
             ),
         }

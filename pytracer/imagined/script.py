@@ -152,7 +152,10 @@ class _Run:
         if changes.checkpoint or changes.offload:
             trial = Trial(changes.checkpoint, changes.offload, stop=_ignore, tell=_ignore)
             self._trials.append(trial)
-        self._trials.append(Applied(changes))
+        own = (
+            changes if self._plan.model is None else replace(changes, lora=0)
+        )  # it makes the model
+        self._trials.append(Applied(own))
         for each in self._trials:
             each.begin()
 
@@ -220,7 +223,8 @@ def _program(plan: Plan) -> Callable[[], None]:
 
             from pytracer.imagined import huggingface
 
-            huggingface.train(huggingface.Order(**order), plan.steps)
+            lora = {"lora": plan.changes.lora} if plan.changes.lora else {}
+            huggingface.train(huggingface.Order(**{**order, **lora}), plan.steps)
 
         return execute
     values = {name: _whole(name, text) for name, text in plan.values.items()}

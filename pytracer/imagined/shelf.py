@@ -24,6 +24,12 @@ from typing import Any
 from pytracer.data._native import C
 
 Hold = Any  # keeps a block at the latest, as long as it lives
+
+
+def _nothing() -> None:
+    pass
+
+
 _STEPS = 2  # within which the thread has looked for certain
 
 
@@ -41,6 +47,7 @@ class Shelf:
     def __init__(self) -> None:
         """Keeps nothing yet."""
         self.hold: Callable[..., Hold] | None = None  # a tensor's block, but not this stream's
+        self.on_wait: Callable[[], None] = _nothing
         self._stashes: list[_Stash] = []
         self._sent: list[Hold] = []
         self._used: dict[int, tuple[int, Hold]] = {}  # the stream that uses a block, and the block
@@ -107,6 +114,7 @@ class Shelf:
 
     def synchronized(self) -> None:
         """The program waited for the card."""
+        self.on_wait()
         self._sent.clear()
         self.reached(self.let_go())
 

@@ -1,5 +1,6 @@
 """Makes the changes of a plan in the program that runs: those that are not of single modules."""
 
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pytracer.data.changes import Changes
 from pytracer.recording.start import after_import
 
 _TRAINER = "transformers.trainer"  # the module
+_HALVES = (torch.bfloat16, torch.float16)
 
 
 class Applied:
@@ -23,10 +25,15 @@ class Applied:
         self._changes = changes
         self._had_effect: set[str] = set()
         self._undo: list[Callable[[], object]] = []
+        self._outermost: Any = None  # the module that runs under autocast, and its context
+        self._context: Any = None
 
     def begin(self) -> None:
         """Puts the changes in place: the program has imported torch."""
-        if self._changes.optimizer:
+        if self._changes.optimizer == "8bit":
+            for kind in (torch.optim.Adam, torch.optim.AdamW):
+                self._replace(kind, "__init__", self._in_8_bits)
+        elif self._changes.optimizer:
             hook = register_optimizer_step_pre_hook(self._before_step)
             self._undo.append(hook.remove)
         if self._changes.set_to_none:
@@ -35,6 +42,11 @@ class Applied:
             self._replace(torch.nn.parallel.DistributedDataParallel, "__init__", self._with_views)
         if self._changes.micro_batches:
             self._undo.append(after_import(_TRAINER, self._divide))
+        if self._changes.bf16:
+            hooks = torch.nn.modules.module
+            enter = hooks.register_module_forward_pre_hook(self._enter_autocast)
+            leave = hooks.register_module_forward_hook(self._leave_autocast, always_call=True)
+            self._undo += [enter.remove, leave.remove]
 
     def end(self) -> str:
         """Takes the changes away. Returns a sentence about one without an effect, or ""."""
@@ -46,7 +58,8 @@ class Applied:
     def problem(self) -> str:
         """A sentence about a change that has had no effect so far; "" if all had one."""
         asked = asdict(self._changes)
-        for key in ("optimizer", "set_to_none", "bucket_views", "micro_batches"):
+        own = ("optimizer", "set_to_none", "bucket_views", "micro_batches", "bf16", "lora")
+        for key in own:
             if asked[key] and key not in self._had_effect:
                 return (
                     f"the plan's {key} = {json.dumps(asked[key])} changed nothing in this program"
@@ -69,6 +82,35 @@ class Applied:
             if "fused" in group:
                 group["fused"] = self._changes.optimizer == "fused"
         self._had_effect.add("optimizer")
+
+    def _in_8_bits(self, before: Callable[..., None]) -> Callable[..., None]:
+        """Makes torchao's optimizer of a new Adam or AdamW, which stays the same object."""
+
+        def init(optimizer: Any, *args: Any, **options: Any) -> None:
+            before(optimizer, *args, **options)
+            twin = _of_torchao(optimizer)
+            if twin is not None:
+                vars(optimizer).update(vars(twin))
+                optimizer.__class__ = type(twin)
+                self._had_effect.add("optimizer")
+
+        return init
+
+    def _enter_autocast(self, module: Any, _: Any) -> None:
+        if self._outermost is None:
+            first = next(module.parameters(), None)
+            kind = "cpu" if first is None else first.device.type
+            if not torch.is_autocast_enabled(kind) and first is not None:
+                self._had_effect.add("bf16")
+                self._outermost, self._context = module, torch.autocast(kind, torch.bfloat16)
+                self._context.__enter__()
+
+    def _leave_autocast(self, module: Any, _: Any, result: Any) -> Any:
+        if module is not self._outermost:
+            return None
+        context, self._outermost, self._context = self._context, None, None
+        context.__exit__(None, None, None)
+        return _in_32_bits(result)
 
     def _zero_grad(self, before: Callable[..., None]) -> Callable[..., None]:
         def zero_grad(optimizer: Any, set_to_none: bool = True) -> None:
@@ -102,3 +144,27 @@ class Applied:
             before(trainer, model, args, *more, **named)
 
         return init
+
+
+def _of_torchao(optimizer: Any) -> Any:
+    """The same optimizer with a state of 8 bits; None if torchao has none like it."""
+    kinds = {torch.optim.Adam: "Adam8bit", torch.optim.AdamW: "AdamW8bit"}
+    name, defaults = kinds.get(type(optimizer)), optimizer.defaults
+    other = ("maximize", "capturable", "differentiable")
+    if name is None or any(defaults.get(key) for key in other):
+        return None
+    taken = ("lr", "betas", "eps", "weight_decay", "amsgrad")
+    make = getattr(importlib.import_module("torchao.optim"), name)
+    return make(optimizer.param_groups, **{key: defaults[key] for key in taken})
+
+
+def _in_32_bits(result: Any) -> Any:
+    """The result as Accelerate gives it under mixed precision: without halves."""
+    if isinstance(result, torch.Tensor):
+        return result.float() if result.dtype in _HALVES else result
+    if isinstance(result, dict):
+        for key, value in result.items():
+            result[key] = _in_32_bits(value)
+    elif type(result) in (list, tuple):
+        return type(result)(map(_in_32_bits, result))
+    return result

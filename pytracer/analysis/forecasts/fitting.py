@@ -26,9 +26,16 @@ from pytracer.data.schema import CATEGORY, PHASE
 _SHOWN = Shown(str, str)  # nobody prints the answers in between
 _MOST_PLANS = 5  # checkpoint plans that are imagined
 _PARTS = (2, 4, 8)  # of a batch
-# A forward that runs again costs at most so much more where the host is the limit: benchmarks/fit.py.
-_ON_HOST = 2.3
+# Where the host is the limit, a forward that runs again costs at most so much more than the card says:
+# its share of a step is larger there, and each tensor that a checkpoint makes again calls hooks.
+_ON_HOST = 3.3
 _TRAINER = "transformers.Trainer"
+# What changes numbers, by the names of `--allow`.
+ALLOWED = {
+    "8bit": Changes(optimizer="8bit"),
+    "bf16": Changes(bf16=True),
+    "lora": Changes(lora=16),
+}
 _STAYS = ("weights", "gradients", "optimizer_state", "inputs", "functional", "workspaces")
 
 
@@ -40,7 +47,8 @@ class Tried:
     peak: int  # of the requested bytes
     reserved: int  # by torch's allocator, at most
     needs: int  # a card on which it surely runs
-    time_ratio: float  # a step's time, over that of the program as it is
+    time_ratio: float  # a step's time at least, over that of the program as it is
+    time_at_most: float  # the same on other hosts
     fits: bool
     verdict: str
     code: str = ""  # to paste instead
@@ -50,11 +58,6 @@ class Tried:
     def fits_well(self) -> bool:
         """Whether it fits, and no step waits for the allocator."""
         return self.fits and not self.flushes
-
-    @property
-    def time_at_most(self) -> float:
-        """The same, if the host is the limit: there a forward takes more of a step."""
-        return max(1 + _ON_HOST * (self.time_ratio - 1), self.changes.micro_batches)
 
 
 class Stays(NamedTuple):
@@ -74,7 +77,7 @@ class Found:
     tried: tuple[Tried, ...]  # the program as it is comes first
     chosen: Tried
     problems: tuple[str, ...] = ()  # of candidates that could not be imagined
-    stays: tuple[Stays, ...] = ()  # what no candidate moves, the largest first, if none fits
+    stays: tuple[Stays, ...] = ()  # what the best does not move, the largest first, if none fits
     how: str = "imagined"  # or replayed
     room: int = 0  # of the card, for torch's allocator
 
@@ -89,12 +92,15 @@ class Found:
         return sorted(left, key=_by_time)
 
 
+_BITS = ("equal", "rounded", "changed")
+
+
 def _beats(one: Tried, other: Tried) -> bool:
     pairs = [
         (one.time_ratio, other.time_ratio),
         (one.time_at_most, other.time_at_most),
         (one.needs, other.needs),
-        (not one.changes.is_bit_equal, not other.changes.is_bit_equal),
+        (_BITS.index(one.changes.bits), _BITS.index(other.changes.bits)),
         (one.flushes, other.flushes),
     ]
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
@@ -106,6 +112,7 @@ class Wanted:
 
     minimise: bool = False  # the smallest peak, and not only one that fits
     keep_time: float = float("inf")  # the most that a step may take, over what it takes now
+    allow: tuple[str, ...] = ()  # of ALLOWED: tried last
 
 
 Imagine = Callable[[Changes], tuple[Trace | None, str]]  # the trace, or why there is none
@@ -130,7 +137,20 @@ def search(imagine: Imagine, first: Trace, card: int, wanted: Wanted) -> Found:
         for parts in _PARTS:
             if tries.wants_more(wanted):
                 tries.add(changed(free, micro_batches=parts), 1.0)
+    _try_allowed(tries, free, wanted)
     return tries.found(wanted)
+
+
+def _try_allowed(tries: "_Tries", free: Changes, wanted: Wanted) -> None:
+    """Tries what changes numbers: each alone, those that help together, and then with checkpoints."""
+    before = tries.of(free)
+    for name in wanted.allow:
+        if tries.wants_more(wanted):
+            now = tries.add(_both(tries.of(free).changes, ALLOWED[name]), 1.0)
+            free = now.changes if now is not None and _helps(now, tries.of(free)) else free
+    if before.changes != free and tries.wants_more(wanted):
+        for changes, ratio, code in _plans(tries.traces[free], tries, free, wanted):
+            tries.add(changes, ratio * tries.of(free).time_ratio, code)
 
 
 class _Tries:
@@ -140,18 +160,25 @@ class _Tries:
         self._imagine, self.card = imagine, card
         self.traces: dict[Changes, Trace] = {Changes(): first}
         self.last = _fits(first, card)
-        self.tried = [_tried(Changes(), first, self.last, 1.0)]
+        self.tried = [_tried(Changes(), first, self.last, (1.0, 1.0))]
         self.problems: list[str] = []
 
     @property
     def changes(self) -> list[Changes]:
         return [one.changes for one in self.tried]
 
+    def of(self, changes: Changes) -> Tried:
+        """What was tried with these changes; the program as it is if that could not be imagined."""
+        return next((one for one in self.tried if one.changes == changes), self.tried[0])
+
     def wants_more(self, wanted: Wanted) -> bool:
         return wanted.minimise or not any(one.fits_well for one in self.tried)
 
     def add(self, changes: Changes, ratio: float, code: str = "") -> Tried | None:
-        """Imagines a candidate, unless that was done; None if it cannot be imagined."""
+        """Imagines a candidate, unless that was done; None if it cannot be imagined.
+
+        The ratio of the times is used where the imagined runs have none.
+        """
         if changes in self.changes:
             return self.tried[self.changes.index(changes)]
         trace, problem = self._imagine(changes)
@@ -160,12 +187,13 @@ class _Tries:
             return None
         self.traces[changes] = trace
         self.last = _fits(trace, self.card)
-        self.tried.append(_tried(changes, trace, self.last, ratio, code))
+        times = _times(self.traces[Changes()], trace) or _of_any_host(changes, ratio)
+        self.tried.append(_tried(changes, trace, self.last, times, code))
         return self.tried[-1]
 
     def found(self, wanted: Wanted) -> Found:
         best = _best(self.tried, wanted)
-        stays = () if best.fits else tuple(_stays(self.traces[best.changes]))
+        stays = () if best.fits else tuple(_stays(self.traces[best.changes], best.changes))
         room = fits_room(self.traces[Changes()], self.card)
         problems = tuple(self.problems)
         return Found(self.card, tuple(self.tried), best, problems, stays, room=room)
@@ -189,27 +217,54 @@ def _best(tried: Sequence[Tried], wanted: Wanted) -> Tried:
     return min(fitting, key=_by_time)
 
 
-def _by_time(one: Tried) -> tuple[bool, float, float, bool, int, int]:
-    """Sorts candidates: the quickest first, then those that keep all bits, then by few changes."""
+def _by_time(one: Tried) -> tuple[bool, bool, float, float, bool, int, int]:
+    """Sorts candidates: the quickest first, then those that keep all bits, then by few changes.
+
+    Those that change numbers come last.
+
+    A candidate that is quicker than the program as it is has no advantage from that.
+    """
     count = sum(bool(each) for each in vars(one.changes).values())
     return (
+        one.changes.changes_numbers,
         one.flushes,
-        one.time_ratio,
-        one.time_at_most,
+        max(one.time_ratio, 1.0),
+        max(one.time_at_most, 1.0),
         not one.changes.is_bit_equal,
         count,
         one.needs,
     )
 
 
-def _tried(changes: Changes, trace: Trace, fits: Fits, ratio: float, code: str = "") -> Tried:
+def _times(first: Trace, trace: Trace) -> tuple[float, float] | None:
+    """The least and the most ratio of the steps' times on the same host and card, if they are known."""
+    before, after = (_step_ns(one) for one in (first, trace))
+    if not before or len(before) != len(after):
+        return None
+    ratios = [a / b for a, b in zip(after, before, strict=True)]
+    return min(ratios), max(ratios)
+
+
+def _step_ns(trace: Trace) -> tuple[int, ...]:
+    imagined = meta.of(trace).imagined
+    return () if imagined is None else imagined.step_ns
+
+
+def _of_any_host(changes: Changes, ratio: float) -> tuple[float, float]:
+    """From a ratio for the card alone."""
+    return ratio, max(1 + _ON_HOST * (ratio - 1), changes.micro_batches)
+
+
+def _tried(
+    changes: Changes, trace: Trace, fits: Fits, times: tuple[float, float], code: str = ""
+) -> Tried:
     reserved = fits.reserved[1]
     return Tried(
         changes,
         usage.peak(trace).bytes,
         reserved,
         fits.surely_needs,
-        ratio,
+        *times,
         bool(fits),
         fits.verdict,
         code,
@@ -269,7 +324,7 @@ def _plans(
 
     If that fits, the next cheaper ones follow, because a replay may see too much.
     """
-    plan = _checkpoint_plan(base, fits_room(base, tries.card))
+    plan = _checkpoint_plan(base, fits_room(base, tries.card), tries.problems)
     if plan is None:
         return
     steps = [one for one in plan.frontier if one.modules and one.time_ratio <= wanted.keep_time]
@@ -297,11 +352,12 @@ def _plans(
         at += step
 
 
-def _checkpoint_plan(base: Trace, room: int) -> CheckpointPlan | None:
+def _checkpoint_plan(base: Trace, room: int, problems: list[str]) -> CheckpointPlan | None:
     device = usage.main_device(base)
     try:
         return checkpoint_plans.plan(base, room, 0, device, _SHOWN)
-    except errors.UsageError:  # no module can be checkpointed
+    except errors.UsageError as problem:  # no module can be checkpointed
+        problems.append(str(problem))
         return None
 
 
@@ -315,11 +371,12 @@ def fits_room(base: Trace, card: int) -> int:
     return max(card - max(fits.beside, fits.beside_at_most), 0)
 
 
-def _stays(trace: Trace) -> list[Stays]:
-    """What the categories hold at the peak that no change here can move."""
+def _stays(trace: Trace, changes: Changes) -> list[Stays]:
+    """What the categories hold at the peak that no change here can move: all, if none moves any."""
     alive, category = usage.alive(trace), allocations(trace).category
+    moves = changes.checkpoint or changes.micro_batches
     found = []
-    for name in _STAYS:
+    for name in _STAYS if moves else CATEGORY:
         which = alive & (category == CATEGORY[name])
         modules = grouping.holders(trace, "module", which) if which.any() else []
         total = sum(row.bytes for row in modules)
@@ -336,7 +393,7 @@ def by_replay(trace: Trace, card: int, wanted: Wanted) -> Found:
     """The settings and the checkpoints that a replay of this trace shows, each for itself."""
     fits = _fits(trace, card)
     room = fits_room(trace, card)
-    now = _tried(Changes(), trace, fits, 1.0)
+    now = _tried(Changes(), trace, fits, (1.0, 1.0))
     tried = [now]
     for one in fits.choices:
         if not one.as_recorded and fits.settings_known:
@@ -344,13 +401,15 @@ def by_replay(trace: Trace, card: int, wanted: Wanted) -> Found:
             runs = fits.surely_runs(one)
             verdict = replay.YES if runs else replay.NO
             changes = Changes(settings=one.settings)
-            tried.append(Tried(changes, now.peak, one.peak_reserved, needs, 1.0, runs, verdict))
-    plan = _checkpoint_plan(trace, 0 if wanted.minimise else room)
+            held = (now.peak, one.peak_reserved, needs)
+            tried.append(Tried(changes, *held, 1.0, 1.0, runs, verdict))
+    problems: list[str] = []
+    plan = _checkpoint_plan(trace, 0 if wanted.minimise else room, problems)
     if plan is not None:
         tried += _replayed_plans(plan, room, card)
     best = _best(tried, wanted)
-    stays = () if best.fits else tuple(_stays(trace))
-    return Found(card, tuple(tried), best, (), stays, "replayed", room)
+    stays = () if best.fits else tuple(_stays(trace, best.changes))
+    return Found(card, tuple(tried), best, tuple(problems), stays, "replayed", room)
 
 
 def _replayed_plans(plan: CheckpointPlan, room: int, card: int) -> Iterator[Tried]:
@@ -362,12 +421,13 @@ def _replayed_plans(plan: CheckpointPlan, room: int, card: int) -> Iterator[Trie
         is_sure = one == plan.chosen and (bool(plan) or (most is not None and most <= room))
         may_fit = one.peak_reserved <= room
         verdict = replay.YES if is_sure else replay.PERHAPS if may_fit else replay.NO
+        changes = Changes(checkpoint=tuple(map(module_text, one.modules)))
         yield Tried(
-            Changes(checkpoint=tuple(map(module_text, one.modules))),
+            changes,
             one.peak,
             one.peak_reserved,
             max(one.peak_reserved, most or 0 if is_sure else 0) + card - room,
-            one.time_ratio,
+            *_of_any_host(changes, one.time_ratio),
             is_sure,
             verdict,
             checkpoint_plans.code_of(one.modules, plan.roots),
