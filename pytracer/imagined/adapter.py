@@ -256,6 +256,7 @@ class _Watching(TorchDispatchMode):
             self._take(scratch.of_table(func, args))
         if ours:
             self._doubts.made(ours)
+            self._job.ran(func)
             self._ran(func, args, result)
         return result
 
@@ -397,13 +398,18 @@ def _methods(reads: Reads, known: Known, shelf: Shelf) -> dict[str, Any]:
     """Methods of fake tensors. Those that read values give known ones, or else stand-ins."""
     value_of = known.value_of
 
+    def said_of(self: torch.Tensor, kind: type) -> bool | None:
+        """What the program's line was said to decide, where the value follows from an assumption."""
+        if known.is_assumed(self):
+            reads.number(kind)
+        return reads.shares() if known.is_shared(self) else None
+
     def item(self: torch.Tensor) -> Any:
         real = value_of(self)
         if real is not None:
             value = _of_real(torch.Tensor.item, real)
-            if known.is_assumed(self):
-                reads.number(type(value))
-            return reads.number(type(value), value) if known.is_guess(self) else value
+            is_open = known.is_guess(self) or said_of(self, type(value)) is not None
+            return reads.number(type(value), value) if is_open else value
         if self.numel() != 1:
             raise RuntimeError(
                 f"a Tensor with {self.numel()} elements cannot be converted to Scalar"
@@ -414,6 +420,7 @@ def _methods(reads: Reads, known: Known, shelf: Shelf) -> dict[str, Any]:
     def tolist(self: torch.Tensor) -> Any:
         real = value_of(self)
         if real is not None and not known.is_guess(self):
+            said_of(self, int)
             return _of_real(torch.Tensor.tolist, real)
         if self.dim() == 0:
             return item(self)
@@ -424,8 +431,9 @@ def _methods(reads: Reads, known: Known, shelf: Shelf) -> dict[str, Any]:
         if real is None and is_asked_by(*_YES):
             reads.assumes()
             return True
-        if real is not None and known.is_assumed(self):
-            reads.number(bool)
+        said = None if real is None else said_of(self, bool)
+        if said is not None:
+            return said
         return bool(_of_real(torch.Tensor.item, real)) if real is not None else reads.decide()
 
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
