@@ -252,8 +252,8 @@ class _Watching(TorchDispatchMode):
         made_first = len(ours) - _MADE_FIRST.get(func, 0)
         self._memory.back(ours[made_first:] + ours[:made_first])
         self._kernels.take_scratch()
-        if func in scratch.TABLES and ours:
-            self._take(scratch.of_table(func, args))
+        if ours and (unsure := scratch.not_sure(func, args, given)) is not None:
+            self._take(unsure)
         if ours:
             self._doubts.made(ours)
             self._job.ran(func)

@@ -23,7 +23,13 @@ from pytracer.imagined import attention, batch_norms, ctc, recurrent, scratch, s
 from pytracer.imagined.standins import where
 
 aten = torch.ops.aten
-COMPOSED = frozenset((aten._safe_softmax.default,))
+COMPOSED = frozenset(
+    (
+        aten._safe_softmax.default,
+        aten._euclidean_dist.default,
+        aten.affine_grid_generator.default,
+    )
+)
 _FORMULA, _CUDA = "CompositeImplicitAutograd", "CUDA"
 _ALIGNMENT = 16  # bytes of a row of a grouped product
 
@@ -69,6 +75,14 @@ def _keys(block: str) -> set[str]:
     return {key.strip() for keys in found for key in keys.split(",")}
 
 
+_NO_SHAPE = (
+    "has no fake kernel, which computes the shape of its result: register one with "
+    "torch.library.register_fake",
+    "cannot be imagined: this torch does not compute the shape of its result without values; skip it "
+    "while imagining: `if not pytracer.is_imagining():`",
+)
+
+
 def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What an operator without a fake kernel returns that makes nothing new.
 
@@ -87,10 +101,7 @@ def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for one in schema.returns:
         alias = None if one.alias_info is None else next(iter(one.alias_info.before_set), None)
         if alias not in written:
-            raise errors.CannotImagine(
-                f"{where()}: {func} has no fake kernel, which computes the shape of its result: "
-                "register one with torch.library.register_fake"
-            ) from None
+            raise errors.CannotImagine(f"{where()}: {func} {_NO_SHAPE[func.namespace == 'aten']}")
         results.append(written[alias])
     return tuple(results) if len(results) > 1 else next(iter(results), None)
 

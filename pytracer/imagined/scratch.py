@@ -112,6 +112,29 @@ def of_table(func: Any, args: tuple[Any, ...]) -> Scratch:
     return Scratch(least * wide, most * wide, beside=(*[words.nbytes] * 5, numbers, 8, 8))
 
 
+_SORTS = frozenset((aten.sort.default, aten.sort.stable))
+_SHORT_ROW = 4096  # is sorted in place
+_SORTED_BY = 16  # bytes of the places of a number
+
+
+def of_sort(values: Any, dim: int) -> Scratch:
+    """What the sorting library takes for long rows: at most numbers and places twice, and places again."""
+    if values.dim() == 0 or values.shape[dim] <= _SHORT_ROW:
+        return Scratch(0, 0)
+    each = _SORTED_BY + 2 * (values.element_size() + _SORTED_BY)
+    return Scratch(0, values.numel() * each + (1 << 20))
+
+
+def not_sure(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Scratch | None:
+    """The scratch of a call that depends on values, or that only a library knows; None if there is none."""
+    if func in TABLES:
+        return of_table(func, args)
+    if func in _SORTS:
+        at = 1 if func is aten.sort.default else 2
+        return of_sort(args[0], args[at] if len(args) > at else options.get("dim", -1))
+    return None
+
+
 _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}  # of a multiprocessor
 
 
@@ -157,6 +180,8 @@ _CONTIGUOUS: dict[Any, tuple[int, ...]] = {
     aten.reflection_pad2d_backward.default: (0,),
     aten.roll.default: (0,),
     aten.median.dim: (0,),
+    aten.im2col.default: (0,),
+    aten.col2im.default: (0,),
     aten.topk.default: (0,),
 }
 # A torch for the CPU has no operator of cuDNN's for these, which a card takes for images.
@@ -207,6 +232,7 @@ def _lies_as_wanted(tensor: Any) -> bool:
 
 _IMAGES = 4  # dimensions
 _LOSSES = {aten.mse_loss.default: 2, aten.smooth_l1_loss.default: 2, aten.huber_loss.default: 2}
+_REDUCED = {aten.soft_margin_loss.default: 2, aten.binary_cross_entropy.default: 3}
 _SUMS = frozenset((aten.cumsum.default, aten.cumprod.default))
 _NUMBER = 8  # bytes of an index
 
@@ -224,6 +250,16 @@ def beside(func: Any, args: Any, result: Any) -> list[list[int]]:
         copied = (args[0].dtype != result.dtype) + (not args[0].is_contiguous())
         return [[int(result.nbytes)] * copied]
     if func is aten.multinomial.default:
+        return [[int(args[0].nbytes)] * (1 if args[0].is_contiguous() else 2)]
+    if func in _REDUCED and (len(args) <= _REDUCED[func] or args[_REDUCED[func]] != 0):
+        return [[result.element_size()]]
+    if func is aten.logsumexp.default:  # the largest, whether they are infinite, the differences
+        each = int(result.nbytes)
+        return [[each, result.numel()], [each, int(args[0].nbytes)]]
+    if func is aten.soft_margin_loss_backward.default:
+        each = int(result.nbytes)
+        return [[each, each], [each]]
+    if func is aten.im2col.default:  # first as large as its argument
         return [[int(args[0].nbytes)]]
     if func is aten.native_group_norm.default:
         return [[4 * args[3] * args[4]] * 2]

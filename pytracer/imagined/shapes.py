@@ -20,6 +20,7 @@ _ALIKE = {
     "multilabel_margin_loss_backward": (1,),
     "fractional_max_pool3d_backward": (1,),
     "glu_jvp": (0,),
+    "softplus_backward": (0,),
     "glu_backward_jvp": (0,),
     "_masked_softmax": (0,),
     "_masked_softmax_backward": (0,),
