@@ -21,7 +21,6 @@ _FORMULA = "torch computes it by other operators, some in place"
 _SORTS = "the sorting library's own scratch"
 # What is not followed, and why.
 OTHERWISE = {
-    "cross_entropy, smooth": _FORMULA,
     "binary_cross_entropy_with_logits": _FORMULA,
     "multinomial": _FORMULA,
     "sort": _SORTS,

@@ -75,11 +75,13 @@ def _keys(block: str) -> set[str]:
     return {key.strip() for keys in found for key in keys.split(",")}
 
 
-_NO_SHAPE = (
+_FOREIGN = (
     "has no fake kernel, which computes the shape of its result: register one with "
-    "torch.library.register_fake",
+    "torch.library.register_fake"
+)
+_OF_TORCH = (
     "cannot be imagined: this torch does not compute the shape of its result without values; skip it "
-    "while imagining: `if not pytracer.is_imagining():`",
+    "while imagining: `if not pytracer.is_imagining():`"
 )
 
 
@@ -101,7 +103,8 @@ def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for one in schema.returns:
         alias = None if one.alias_info is None else next(iter(one.alias_info.before_set), None)
         if alias not in written:
-            raise errors.CannotImagine(f"{where()}: {func} {_NO_SHAPE[func.namespace == 'aten']}")
+            why = _OF_TORCH if func.namespace == "aten" else _FOREIGN
+            raise errors.CannotImagine(f"{where()}: {func} {why}")
         results.append(written[alias])
     return tuple(results) if len(results) > 1 else next(iter(results), None)
 

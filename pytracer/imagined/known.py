@@ -324,15 +324,16 @@ class Known:
 
     def _same_everywhere(self, func: Any, args: Any) -> bool | None:
         """The truth that all elements of the result have, because no number is NaN or infinite."""
+        fakes = [one for one in args[:2] if self._is_fake(one)]
+        if all(one.untyped_storage() in self._mirrors for one in fakes):
+            return None  # so its real values say it
         if func in _NEVER:
             return False
         if func in _INFINITE and isinstance(args[1], float) and math.isinf(args[1]):
             return _INFINITE[func](args[1] > 0)
         if func in _ITSELF and args[0] is args[1]:
             return _ITSELF[func]
-        given = [
-            self._everywhere.get(one.untyped_storage()) for one in args[:2] if self._is_fake(one)
-        ]
+        given = [self._everywhere.get(one.untyped_storage()) for one in fakes]
         if func in _OF_ONE and given[0] is not None:
             return _OF_ONE[func](given[0])
         if func in _OF_TWO and len(given) == 2 and None not in given:
