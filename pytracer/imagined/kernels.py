@@ -51,11 +51,15 @@ def _never_runs(*_: Any, **__: Any) -> Any:
 
 @cache
 def _with_a_formula() -> tuple[str, ...]:
-    """The operators with kernels of CUDA beside a formula, by torch's own list of operators."""
-    listed = Path(private_torch.code_generator.__file__).parent
-    text = (listed / "packaged/ATen/native/native_functions.yaml").read_text(encoding="utf-8")
-    blocks = {block.partition("(")[0]: block for block in text.split("\n- func: ")[1:]}
-    return tuple(_that_have_both(blocks))
+    """The operators with kernels of CUDA beside a formula."""
+    return tuple(_that_have_both(listed()))
+
+
+def listed() -> dict[str, str]:
+    """Torch's own list of its operators: what it says of each."""
+    folder = Path(private_torch.code_generator.__file__).parent
+    text = (folder / "packaged/ATen/native/native_functions.yaml").read_text(encoding="utf-8")
+    return {block.partition("(")[0]: block for block in text.split("\n- func: ")[1:]}
 
 
 def _that_have_both(blocks: dict[str, str]) -> Iterator[str]:
