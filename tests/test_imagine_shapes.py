@@ -79,9 +79,13 @@ def _leaves(loss: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_imagined_shapes_are_those_of_the_cpu(name: str) -> None:
+    try:
+        real = _shapes(PROGRAMS[name], "cpu")
+    except RuntimeError as error:  # an older torch has no derivative
+        pytest.skip(str(error))
     with pytracer.imagine("H100"):
         imagined = _shapes(PROGRAMS[name], "cuda")
-    assert sorted(map(str, imagined)) == sorted(map(str, _shapes(PROGRAMS[name], "cpu")))
+    assert sorted(map(str, imagined)) == sorted(map(str, real))
 
 
 def test_no_operator_of_torchs_is_counted_as_nothing() -> None:

@@ -11,6 +11,7 @@ import torch
 aten = torch.ops.aten
 # The arguments that the results look like, by their numbers.
 _ALIKE = {
+    "_standard_gamma": (0,),
     "_standard_gamma_grad": (0,),
     "_sample_dirichlet": (0,),
     "_dirichlet_grad": (0,),
