@@ -116,7 +116,13 @@ def of_table(func: Any, args: tuple[Any, ...]) -> Scratch:
 
 # cuFFT copies what it would overwrite, and has a workspace; cuSOLVER and MAGMA have theirs.
 _TRANSFORMS, _COPIES_OF_TRANSFORMS = ("aten::_fft_", "aten::fft_"), 4
-_DECOMPOSITIONS = ("aten::linalg_", "aten::_linalg_", "aten::cholesky_", "aten::triangular_solve", "aten::ormqr")
+_DECOMPOSITIONS = (
+    "aten::linalg_",
+    "aten::_linalg_",
+    "aten::cholesky_",
+    "aten::triangular_solve",
+    "aten::ormqr",
+)
 _COPIES_OF_MATRICES = 16
 _NO_DECOMPOSITIONS = frozenset(
     (aten.linalg_vector_norm.default, aten.linalg_cross.default, aten.linalg_matrix_exp.default)
