@@ -241,15 +241,14 @@ def ddp_unused(place: Place) -> Training:
 
 
 class Skipping(nn.Module):
-    """The model without one of its layers, if `by_step` another one in each step. One is never there."""
+    """The model without some of its layers, by the number of the step."""
 
-    def __init__(self, net: Transformer, by_step: bool) -> None:
+    def __init__(self, net: Transformer, skips: Callable[[int], set[int]]) -> None:
         super().__init__()
-        self.net, self.by_step, self.steps = net, by_step, 0
+        self.net, self.skips, self.steps = net, skips, 0
 
     def forward(self, ids: Tensor) -> Tensor:
-        last = len(self.net.layers) - 1
-        x, left_out = self.net.tokens(ids), {last, self.steps % last if self.by_step else 0}
+        x, left_out = self.net.tokens(ids), self.skips(self.steps)
         self.steps += 1
         for number, layer in enumerate(self.net.layers):
             x = x if number in left_out else layer(x)[0]
@@ -260,19 +259,31 @@ class Skipping(nn.Module):
 @variant
 def ddp_skips(place: Place) -> Training:
     """Parameters without a gradient, others in each step."""
-    return _ddp(place, Skipping(model(place), by_step=True), find_unused_parameters=True)
+    return _ddp(place, Skipping(model(place), _by_step), find_unused_parameters=True)
+
+
+def _by_step(step: int) -> set[int]:
+    """The last layer is never there."""
+    return {3, step % 3}
 
 
 @variant
 def ddp_skips_views(place: Place) -> Training:
-    whole = Skipping(model(place), by_step=True)
+    whole = Skipping(model(place), _by_step)
     return _ddp(place, whole, find_unused_parameters=True, gradient_as_bucket_view=True)
+
+
+@variant
+def ddp_by_rank(place: Place) -> Training:
+    """Each rank leaves out another layer, and gets its gradients from the other one."""
+    whole = Skipping(model(place), lambda step: {place.rank})
+    return _ddp(place, whole, find_unused_parameters=True)
 
 
 @variant
 def ddp_static(place: Place) -> Training:
     """The same parameters have no gradient in each step."""
-    return _ddp(place, Skipping(model(place), by_step=False), static_graph=True)
+    return _ddp(place, Skipping(model(place), lambda step: {0, 3}), static_graph=True)
 
 
 @variant

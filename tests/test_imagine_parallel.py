@@ -1,5 +1,6 @@
 """Imagined ranks take what real ones take, block by block. The real ones are processes that use gloo."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,13 @@ _ELSEWHERE = {
     "sequence_parallel": "to propagate shapes, torch takes 8 bytes for a number on the host",
     "ddp_compressed": "gloo may still have a bucket when the next one is made",
 }
+# Whether another rank uses the parameters that a rank leaves out.
+_OTHERS_USE = {
+    "ddp_skips": False,
+    "ddp_skips_views": False,
+    "ddp_static": False,
+    "ddp_by_rank": True,
+}
 _FIRST = (
     "fsdp2",
     "ddp",
@@ -31,6 +39,7 @@ _FIRST = (
     "ddp_zero",
     "experts",
     "ddp_skips",
+    "ddp_by_rank",
 )
 
 
@@ -96,6 +105,13 @@ def test_a_collective_inside_a_function_is_communication() -> None:
     assert copies.category.tolist() == ["communication"]
 
 
+def _backward() -> str:
+    """The line of the programs' backward."""
+    lines, first = inspect.getsourcelines(parallel.trained)
+    at = next(at for at, line in enumerate(lines) if "loss.backward()" in line)
+    return f"programs/parallel.py:{first + at}"
+
+
 def main(folder: Path, way: str, name: str, rank: int) -> None:
     """One rank's three steps, real or imagined."""
     torch.set_num_threads(1)
@@ -103,7 +119,8 @@ def main(folder: Path, way: str, name: str, rank: int) -> None:
     if way == "real":
         recording: Any = pytracer.trace(devices="cpu", table=False)
     else:
-        recording = pytracer.imagine("cpu", ranks=ranks, rank=rank)
+        assume = {_backward(): _OTHERS_USE[name]} if name in _OTHERS_USE else None
+        recording = pytracer.imagine("cpu", ranks=ranks, rank=rank, assume=assume)
     with recording as t:
         distributed.init_process_group(
             "gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=ranks

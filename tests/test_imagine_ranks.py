@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 import pytracer
 from programs import parallel
 from pytracer import errors
-from pytracer.imagined import ranks
+from pytracer.imagined import others
 
 MIB = 1 << 20
 WIDTH, LAYERS = 256, 4
@@ -164,10 +164,10 @@ def test_a_table_that_is_cut_by_rows_masks_words_of_other_ranks() -> None:
 def test_each_stage_of_a_pipeline_is_a_class_of_ranks() -> None:
     """By the dimension of the mesh, or because ranks send to each other."""
     mesh = {"shape": [4, 2, 8], "names": ["pp", "dp", "tp"]}
-    assert ranks.classes(64, [mesh], talks=True) == [0, 16, 32, 48]
-    assert ranks.classes(64, [{"shape": [64], "names": ["dp"]}], talks=False) == [0]
-    assert ranks.classes(4, [], talks=True) == [0, 1, 2, 3]
-    assert ranks.classes(64, [], talks=True) == [0, 1, 32, 63]
+    assert others.classes(64, [mesh], talks=True) == [0, 16, 32, 48]
+    assert others.classes(64, [{"shape": [64], "names": ["dp"]}], talks=False) == [0]
+    assert others.classes(4, [], talks=True) == [0, 1, 2, 3]
+    assert others.classes(64, [], talks=True) == [0, 1, 32, 63]
 
 
 def test_a_stage_runs_alone_and_talks_to_nobody() -> None:
@@ -191,8 +191,8 @@ def test_a_stage_runs_alone_and_talks_to_nobody() -> None:
 
 
 def test_objects_of_other_ranks_are_those_of_this_one() -> None:
-    """A program that gathers them goes on; one that receives another's stops, with its line."""
-    with pytracer.imagine("H100", ranks=3, rank=1):
+    """A program that gathers them is listed; one that receives another's stops, with its line."""
+    with pytracer.imagine("H100", ranks=3, rank=1) as t:
         dist.init_process_group("nccl")
         assert dist.get_rank() == 1
         objects: list[Any] = [None] * 3
@@ -200,10 +200,11 @@ def test_objects_of_other_ranks_are_those_of_this_one() -> None:
         assert objects == ["mine"] * 3
         with pytest.raises(errors.CannotImagine, match=r"test_imagine_ranks.py:\d+.*input_args"):
             dist.recv_object_list(objects, 0)
+    assert len(t.data.meta["imagined"]["stand_ins"]) == 1
 
 
 def test_values_of_other_ranks_are_those_of_this_one() -> None:
-    """A sum over ranks relies on that, so a decision by it is listed."""
+    """What relies on that is listed: a gathered value, and a decision by a sum over ranks."""
     with pytracer.imagine("H100", ranks=4) as t:
         dist.init_process_group("nccl")
         own = torch.tensor([7])
@@ -219,7 +220,7 @@ def test_values_of_other_ranks_are_those_of_this_one() -> None:
         dist.all_reduce(own, op=dist.ReduceOp.BXOR)
         with pytest.raises(errors.CannotImagine, match="decides"):
             bool(own == 0)
-    assert len(t.data.meta["imagined"]["stand_ins"]) == 2
+    assert len(t.data.meta["imagined"]["stand_ins"]) == 3
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -515,3 +515,41 @@ def test_a_lightning_module_logs(tmp_path: Any) -> None:
         )
         trainer.fit(Logging(), torch.utils.data.DataLoader(rows, batch_size=4))
     assert t.peak.bytes
+
+
+def test_a_question_of_all_numbers_is_a_decision() -> None:
+    """Torch asks whether a matrix is orthogonal. The outcome can be stated."""
+    weight = torch.nn.utils.parametrizations.orthogonal
+
+    def program() -> None:
+        weight(nn.Linear(16, 16))(torch.randn(2, 16)).sum().backward()
+
+    with (
+        pytest.raises(errors.CannotImagine, match="decides by the value") as refused,
+        pytracer.imagine("cpu"),
+    ):
+        program()
+    line = str(refused.value).partition(" ")[0]
+    with pytracer.imagine("cpu", assume={line: True}) as t:
+        program()
+    assert t.data.meta["imagined"]["stand_ins"] == [{"line": line, "reads": 1}]
+
+
+def test_quantization_aware_training_goes_on() -> None:
+    """What an observer has not seen yet is known, and what it has seen is in order."""
+    from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver
+
+    with pytracer.imagine("H100") as t:
+        layer = nn.Sequential(nn.Linear(64, 64), FakeQuantize(MovingAverageMinMaxObserver)).cuda()
+        for _ in range(2):
+            layer(torch.randn(8, 64, device="cuda")).sum().backward()
+    assert t.summary().loc["gradients", "at_end"] == 4 * 64 * 65
+
+
+def test_a_nested_tensor_is_refused_in_words() -> None:
+    rows = [torch.randn(3, 8), torch.randn(5, 8)]
+    with (
+        pytest.raises(errors.CannotImagine, match="nested tensor's lengths are values"),
+        pytracer.imagine("H100"),
+    ):
+        torch.nested.nested_tensor([one.cuda() for one in rows], layout=torch.jagged)

@@ -119,3 +119,55 @@ def test_a_linear_layer_adds_its_bias_as_on_a_real_machine(contiguous: bool) -> 
             layer(x if contiguous else x.transpose(0, 1))
         peaks.append(t.peak.bytes)
     assert peaks[0] == peaks[1]
+
+
+def flags(device: str) -> Any:
+    return (torch.ones(40, 25, device=device) > 0).sum(1)
+
+
+def flat_gradient(device: str) -> Any:
+    """A sum's gradient is one number for all, which cuBLAS does not take."""
+    layer = nn.Linear(32, 16, device=device)
+    return layer(torch.ones(4, 32, device=device, requires_grad=True)).sum().backward()
+
+
+def scattered(device: str) -> Any:
+    x, mask = torch.ones(40, 25, device=device), torch.ones(40, 1, device=device) > 0
+    return x.masked_scatter(mask, x)
+
+
+@pytest.mark.parametrize(
+    ("program", "extra"),
+    [
+        (flags, [8 * 1000]),
+        (flat_gradient, [256, 256]),
+        (scattered, [8 * 1000, 1000, 1279]),
+        (lambda device: torch.logsumexp(torch.ones(40, 25, device=device), 1), [160, 40, 4000]),
+        (lambda device: torch.cdist(*torch.ones(2, 40, 8, device=device)), [160, 1600]),
+    ],
+)
+def test_blocks_beside_results_are_those_of_a_card(program: Any, extra: list[int]) -> None:
+    """The sizes are those that operators of torch's test database took on an H100."""
+    with pytracer.imagine("H100") as t:
+        program("cuda")
+    found = t.allocations().requested_bytes.tolist()
+    for size in extra:
+        assert size in found
+        found.remove(size)
+
+
+@pytest.mark.parametrize(
+    ("program", "measured"),
+    [
+        (lambda: torch.linalg.svd(torch.ones(1, 5, 5, device="cuda"))[1], 3968),
+        (lambda: torch.linalg.eig(torch.ones(10, 5, device="cuda")[:5]), 132608),
+        (lambda: torch.linalg.qr(torch.ones(5, 5, device="cuda")), 3145856),
+        (lambda: torch.fft.irfft(torch.ones(30, 7, device="cuda") + 0j), 1680),
+        (lambda: torch.linalg.matrix_exp(torch.ones(32, 32, device="cuda")), 48152),
+    ],
+)
+def test_the_scratch_of_whole_libraries_is_an_interval(program: Any, measured: int) -> None:
+    """It holds what they took on an H100, or on a host."""
+    with pytracer.imagine("H100") as t:
+        program()
+    assert t.data.meta["imagined"]["peak_at_most"] >= t.peak.bytes + measured

@@ -1,5 +1,6 @@
 """Operators that only the device has give what torch's kernels on the CPU give, or its own formulas."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 import pytracer
+from pytracer import errors
+from pytracer.imagined import kernels
 
 
 def _x(*sizes: int) -> torch.Tensor:
@@ -76,6 +79,36 @@ def _leaves(loss: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_imagined_shapes_are_those_of_the_cpu(name: str) -> None:
+    try:
+        real = _shapes(PROGRAMS[name], "cpu")
+    except RuntimeError as error:  # an older torch has no derivative
+        pytest.skip(str(error))
     with pytracer.imagine("H100"):
         imagined = _shapes(PROGRAMS[name], "cuda")
-    assert sorted(map(str, imagined)) == sorted(map(str, _shapes(PROGRAMS[name], "cpu")))
+    assert sorted(map(str, imagined)) == sorted(map(str, real))
+
+
+def test_no_operator_of_torchs_is_counted_as_nothing() -> None:
+    """Without a fake kernel, an operator that makes something is refused by its name."""
+    refused, returned = set(), set()
+    for name in kernels.listed():
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if operator is None:  # this build lacks it
+            continue
+        schema = operator._schema
+        given = tuple(object() for _ in schema.arguments)
+        makes_nothing = all(
+            one.alias_info is not None and one.alias_info.is_write for one in schema.returns
+        )
+        if makes_nothing:
+            found = kernels.in_place(operator, given, {})
+            found = found if isinstance(found, tuple) else (found,)
+            assert all(one is None or one in given for one in found), name
+            returned.add(name)
+        else:
+            with pytest.raises(errors.CannotImagine, match=re.escape(str(operator))):
+                kernels.in_place(operator, given, {})
+            refused.add(name)
+    assert len(refused) > 1000
+    assert len(returned) > 500

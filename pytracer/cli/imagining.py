@@ -253,26 +253,72 @@ class Answer(NamedTuple):
 
 def imagine(plan: Any, card: Card, ranks: str | None, keep: Path) -> Iterator[Answer]:
     """Imagines the ranks on one card: those that are asked for, or one of each class."""
+    from pytracer.imagined import others
+
+    def of(rank: int) -> Answer:
+        text = f" rank {rank}" if plan.ranks else ""
+        with progress.doing(f"imagining {card.card.name}{text}"):
+            return one(replace(plan, card=card.card.name, rank=rank), card, keep)
+
     wanted = _ranks(ranks, plan.ranks)
-    left = list(wanted or [0])
-    while left:
-        rank = left.pop(0)
-        of = f" rank {rank}" if plan.ranks else ""
-        with progress.doing(f"imagining {card.card.name}{of}"):
-            answer = one(replace(plan, card=card.card.name, rank=rank), card, keep)
-        if not wanted and answer.fits is not None:
-            wanted = _classes(answer.imagined.trace)
-            left = [each for each in wanted if each != rank]
-        yield answer
+    if wanted:
+        yield from map(of, wanted)
+        return
+    first = of(0)
+    trace = first.imagined.trace
+    if trace is None:
+        yield first
+        return
+    document = trace.data.meta["imagined"]
+    count = document.get("ranks", 1)
+    each = (
+        [0] if count == 1 else others.classes(count, document["meshes"], document["point_to_point"])
+    )
+    if each != [0] or count == 1 or plan.model is not None:  # ours is the same on each rank
+        yield first
+        yield from map(of, each[1:])
+        return
+    last = of(count - 1)
+    answers = [first, last]
+    if last.fits is not None:
+        data = last.imagined.trace.data
+        if not others.are_alike(trace.data, data):
+            there = {0: first, count - 1: last}
+            answers = [there.get(rank) or of(rank) for rank in others.several(count)]
+        elif others.stands_for(trace.data, data):
+            answers = [first]
+    yield from _doubted(answers, plan, keep)
+
+
+def _doubted(answers: list[Answer], plan: Any, keep: Path) -> list[Answer]:
+    """The answers, with doubts if these ranks do not stand for all."""
+    from pytracer.imagined import others, script
+
+    traces = [each.imagined.trace.data for each in answers if each.fits is not None]
+    reason = others.disagree(traces[0], traces[-1]) or others.of_some(traces)
+    if not reason:
+        return answers
+    found = []
+    for each in answers:
+        if each.fits is not None:
+            path = keep / replace(plan, card=each.card.name, rank=each.rank).file()
+            data = others.doubting(each.imagined.trace.data, reason)
+            imagined = script.changed(each.imagined, path, data)
+            each = _answer(imagined, each.rank, Card(each.card, each.price))
+        found.append(each)
+    return found
 
 
 def one(plan: Any, card: Card, keep: Path) -> Answer:
     """Imagines one rank."""
     from pytracer.imagined import script
 
-    imagined = script.imagine(plan, keep)
+    return _answer(script.imagine(plan, keep), plan.rank, card)
+
+
+def _answer(imagined: Any, rank: int, card: Card) -> Answer:
     fits = None if imagined.trace is None else imagined.trace.fits(card.card.capacity)
-    return Answer(card.card, card.price, plan.rank, imagined, fits)
+    return Answer(card.card, card.price, rank, imagined, fits)
 
 
 def _ranks(text: str | None, of: int | None) -> list[int]:
@@ -284,15 +330,6 @@ def _ranks(text: str | None, of: int | None) -> list[int]:
     if not all(part.isdecimal() and int(part) < of for part in parts):
         raise errors.UsageError(f"--rank {text}: ranks count from 0 to {of - 1}, as in 0,{of - 1}")
     return [int(part) for part in parts]
-
-
-def _classes(trace: Any) -> list[int]:
-    from pytracer.imagined import ranks
-
-    document = trace.data.meta["imagined"]
-    if "ranks" not in document:
-        return [0]
-    return ranks.classes(document["ranks"], document["meshes"], document["point_to_point"])
 
 
 # ---------------------------------------------------------------- what is printed

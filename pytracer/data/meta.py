@@ -99,6 +99,8 @@ class Doubt(NamedTuple):
     bytes: int
     asked_by: str  # the file of torch's bookkeeping that asked for them; "" for a sharded tensor
     share: int | None  # the most that the tensor may have on a rank
+    left_out: str = ""  # the line whose backward leaves out parameters that another rank may use
+    says: str = ""  # the reason itself
 
 
 class Imagined(NamedTuple):
@@ -118,6 +120,7 @@ class Imagined(NamedTuple):
     scratch_at_most: int = 0
     not_counted: tuple[str, ...] = ()  # layers whose memory on a host only their library knows
     doubts: tuple[Doubt, ...] = ()
+    left_out: tuple[str, ...] = ()  # lines whose gradients may be of other ranks
     advice: str = ""  # what would make the scratch of convolutions sure
     step_ns: tuple[int, ...] = ()  # a step's time on several hosts, to compare with other runs
 
@@ -426,10 +429,17 @@ def _imagined(value: Any) -> Imagined | None:
         scratch_at_most=_whole(value.get("scratch_at_most")) or 0,
         not_counted=_each(str, value.get("not_counted")),
         doubts=tuple(
-            Doubt(size, _text(row.get("asked_by")), _whole(row.get("share")))
+            Doubt(
+                size,
+                _text(row.get("asked_by")),
+                _whole(row.get("share")),
+                _text(row.get("left_out")),
+                _text(row.get("says")),
+            )
             for row in _objects(value.get("doubts"))
             if (size := _whole(row.get("bytes"))) is not None
         ),
+        left_out=_each(str, value.get("left_out")),
         advice=_advice(value.get("convolutions")),
         step_ns=_each(int, value.get("step_ns")),
     )

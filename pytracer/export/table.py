@@ -74,6 +74,8 @@ def unknown(imagined: Imagined) -> str:
     parts = ["cuDNN's scratch"] if imagined.scratch_at_most else []
     if imagined.ranks > 1:
         parts.append("what NCCL may keep")
+    if imagined.left_out:
+        parts.append(f"gradients that only other ranks make ({', '.join(imagined.left_out)})")
     return " and ".join(parts or ["what other streams may still use"])
 
 

@@ -259,10 +259,11 @@ class _Watching(TorchDispatchMode):
         made_first = len(ours) - _MADE_FIRST.get(func, 0)
         self._memory.back(ours[made_first:] + ours[:made_first])
         self._kernels.take_scratch()
-        if func in scratch.TABLES and ours:
-            self._take(scratch.of_table(func, args))
+        if ours and (unsure := scratch.not_sure(func, args, given, result)) is not None:
+            self._take(unsure)
         if ours:
             self._doubts.made(ours)
+            self._job.ran(func)
             self._ran(func, args, result)
         return result
 
@@ -279,6 +280,8 @@ class _Watching(TorchDispatchMode):
                 return tree_map(lambda one: _empty_like(one, device), result)
         if func is _READS_A_NUMBER:
             return stand_in(args[0])
+        if _is_a_question(func):
+            return self._job.reads.decide()
         result = self._sizes.result_of(func, args)
         if result is not None:
             return result
@@ -314,6 +317,11 @@ class _Watching(TorchDispatchMode):
 def is_fake(one: Any) -> bool:
     """Whether the object is a fake tensor."""
     return isinstance(one, FakeTensor)
+
+
+def _is_a_question(func: Any) -> bool:
+    """Whether the operator's result is a truth, such as whether all numbers are close."""
+    return [str(one.type) for one in func._schema.returns] == ["bool"]
 
 
 def _is_composite(func: Any) -> bool:
@@ -404,13 +412,18 @@ def _methods(reads: Reads, known: Known, shelf: Shelf) -> dict[str, Any]:
     """Methods of fake tensors. Those that read values give known ones, or else stand-ins."""
     value_of = known.value_of
 
+    def said_of(self: torch.Tensor, kind: type) -> bool | None:
+        """What the program's line was said to decide, where the value follows from an assumption."""
+        if known.is_assumed(self):
+            reads.number(kind)
+        return reads.shares() if known.is_shared(self) else None
+
     def item(self: torch.Tensor) -> Any:
         real = value_of(self)
         if real is not None:
             value = _of_real(torch.Tensor.item, real)
-            if known.is_assumed(self):
-                reads.number(type(value))
-            return reads.number(type(value), value) if known.is_guess(self) else value
+            is_open = known.is_guess(self) or said_of(self, type(value)) is not None
+            return reads.number(type(value), value) if is_open else value
         if self.numel() != 1:
             raise RuntimeError(
                 f"a Tensor with {self.numel()} elements cannot be converted to Scalar"
@@ -421,6 +434,7 @@ def _methods(reads: Reads, known: Known, shelf: Shelf) -> dict[str, Any]:
     def tolist(self: torch.Tensor) -> Any:
         real = value_of(self)
         if real is not None and not known.is_guess(self):
+            said_of(self, int)
             return _of_real(torch.Tensor.tolist, real)
         if self.dim() == 0:
             return item(self)
@@ -431,8 +445,9 @@ def _methods(reads: Reads, known: Known, shelf: Shelf) -> dict[str, Any]:
         if real is None and is_asked_by(*_YES):
             reads.assumes()
             return True
-        if real is not None and known.is_assumed(self):
-            reads.number(bool)
+        said = None if real is None else said_of(self, bool)
+        if said is not None:
+            return said
         return bool(_of_real(torch.Tensor.item, real)) if real is not None else reads.decide()
 
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:

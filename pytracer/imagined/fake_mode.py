@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from pytracer import errors
 from pytracer.basics import private_torch
 from pytracer.basics.private_torch import FakeTensorMode
+from pytracer.imagined.standins import where
 
 aten = torch.ops.aten
 _TAKES_A_STORAGE = frozenset((aten.set_.source_Storage, aten.set_.source_Storage_storage_offset))
@@ -52,6 +54,17 @@ class Mode(FakeTensorMode):
             yield
         finally:
             super().__exit__(None, None, None)
+
+    def create_symbolic_nested_int(self, **_: Any) -> Any:
+        """Refuses nested tensors.
+
+        Raises:
+            errors.CannotImagine: their lengths are values.
+        """
+        raise errors.CannotImagine(
+            f"{where()}: a nested tensor's lengths are values, which an imagined run does not have; imagine "
+            "the program with padded rows"
+        )
 
     def computes_shapes(self) -> bool:
         """Whether an operator is asked for its result's shape only, and takes no memory.

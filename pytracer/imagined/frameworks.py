@@ -16,6 +16,7 @@ from pytracer.imagined.standins import where
 from pytracer.recording.start import after_import
 
 LBFGS: str = sys.modules[torch.optim.LBFGS.__module__].__file__ or ""
+_OBSERVERS = "torch.ao.quantization.observer"
 _STOPS_AT_A_WORD = "transformers.generation.stopping_criteria"
 
 
@@ -58,9 +59,15 @@ def imported() -> Iterator[None]:
             replaced(torch.optim.LBFGS, "step", _to_the_end(torch.optim.LBFGS.step))
         )
         stack.callback(after_import(_STOPS_AT_A_WORD, lambda: stack.enter_context(_never_ends())))
+        stack.callback(after_import(_OBSERVERS, lambda: stack.enter_context(_observed())))
         shards = private_torch.NAMES["sharded_parameter"].place.partition(":")[0]
         stack.callback(after_import(shards, lambda: stack.enter_context(_padded_once())))
         yield
+
+
+def _observed() -> contextlib.AbstractContextManager[None]:
+    """An observer has seen numbers, of which one is the smallest."""
+    return replaced(sys.modules[_OBSERVERS], "check_min_max_valid", lambda *_: True)
 
 
 def _to_the_end(step: Callable[..., Any]) -> Callable[..., Any]:

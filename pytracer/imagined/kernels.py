@@ -23,7 +23,13 @@ from pytracer.imagined import attention, batch_norms, ctc, recurrent, scratch, s
 from pytracer.imagined.standins import where
 
 aten = torch.ops.aten
-COMPOSED = frozenset((aten._safe_softmax.default,))
+COMPOSED = frozenset(
+    (
+        aten._safe_softmax.default,
+        aten._euclidean_dist.default,
+        aten.affine_grid_generator.default,
+    )
+)
 _FORMULA, _CUDA = "CompositeImplicitAutograd", "CUDA"
 _ALIGNMENT = 16  # bytes of a row of a grouped product
 
@@ -45,11 +51,15 @@ def _never_runs(*_: Any, **__: Any) -> Any:
 
 @cache
 def _with_a_formula() -> tuple[str, ...]:
-    """The operators with kernels of CUDA beside a formula, by torch's own list of operators."""
-    listed = Path(private_torch.code_generator.__file__).parent
-    text = (listed / "packaged/ATen/native/native_functions.yaml").read_text(encoding="utf-8")
-    blocks = {block.partition("(")[0]: block for block in text.split("\n- func: ")[1:]}
-    return tuple(_that_have_both(blocks))
+    """The operators with kernels of CUDA beside a formula."""
+    return tuple(_that_have_both(listed()))
+
+
+def listed() -> dict[str, str]:
+    """Torch's own list of its operators: what it says of each."""
+    folder = Path(private_torch.code_generator.__file__).parent
+    text = (folder / "packaged/ATen/native/native_functions.yaml").read_text(encoding="utf-8")
+    return {block.partition("(")[0]: block for block in text.split("\n- func: ")[1:]}
 
 
 def _that_have_both(blocks: dict[str, str]) -> Iterator[str]:
@@ -67,6 +77,16 @@ def _that_have_both(blocks: dict[str, str]) -> Iterator[str]:
 def _keys(block: str) -> set[str]:
     found = re.findall(r"^    ([A-Za-z0-9_, ]+):", block, re.M)
     return {key.strip() for keys in found for key in keys.split(",")}
+
+
+_FOREIGN = (
+    "has no fake kernel, which computes the shape of its result: register one with "
+    "torch.library.register_fake"
+)
+_OF_TORCH = (
+    "cannot be imagined: this torch does not compute the shape of its result without values; skip it "
+    "while imagining: `if not pytracer.is_imagining():`"
+)
 
 
 def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -87,10 +107,8 @@ def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for one in schema.returns:
         alias = None if one.alias_info is None else next(iter(one.alias_info.before_set), None)
         if alias not in written:
-            raise errors.CannotImagine(
-                f"{where()}: {func} has no fake kernel, which computes the shape of its result: "
-                "register one with torch.library.register_fake"
-            ) from None
+            why = _OF_TORCH if func.namespace == "aten" else _FOREIGN
+            raise errors.CannotImagine(f"{where()}: {func} {why}")
         results.append(written[alias])
     return tuple(results) if len(results) > 1 else next(iter(results), None)
 

@@ -71,7 +71,7 @@ _COPIES = frozenset(
 _EXTREMES = frozenset(
     (aten.max.default, aten.min.default, aten.amax.default, aten.amin.default)
 )  # which one of the numbers has
-_GUESSED, _ASSUMED = "guessed", "assumed"
+_GUESSED, _ASSUMED, _SHARED = "guessed", "assumed", "shared"
 # Of any number: none is infinite, or none at all.
 _NEVER = frozenset(
     (aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default)
@@ -151,7 +151,11 @@ class Known:
 
     def is_assumed(self, tensor: Any) -> bool:
         """Whether they follow from an assumption: no random word is special, ranks have equal values."""
-        return self._guesses.get(tensor.untyped_storage()) is _ASSUMED
+        return self._guesses.get(tensor.untyped_storage()) in (_ASSUMED, _SHARED)
+
+    def is_shared(self, tensor: Any) -> bool:
+        """Whether they follow from the values of all ranks, of which one runs."""
+        return self._guesses.get(tensor.untyped_storage()) is _SHARED
 
     def value_of(self, tensor: Any) -> torch.Tensor | None:
         """The tensor's values on the CPU, or None if they are unknown."""
@@ -239,6 +243,7 @@ class Known:
                 with without_modes(), torch.no_grad():
                     copies = value.reshape(-1).repeat(one.numel() // max(value.numel(), 1))
                     self._mirror(one, copies.reshape(one.shape))
+                self._guesses[one.untyped_storage()] = _SHARED
 
     def change(self, tensors: list[Any], how: Callable[[Any], Any]) -> None:
         """Changes values in place, as other ranks do that have the same."""
@@ -249,7 +254,7 @@ class Known:
                 continue
             with without_modes(), torch.no_grad():
                 value.copy_(how(value))
-            self._guesses[one.untyped_storage()] = _ASSUMED
+            self._guesses[one.untyped_storage()] = _SHARED
 
     def ground(self, tensor: Any, values: torch.Tensor) -> None:
         """Gives memory with these values to a new tensor on the host."""
@@ -319,15 +324,16 @@ class Known:
 
     def _same_everywhere(self, func: Any, args: Any) -> bool | None:
         """The truth that all elements of the result have, because no number is NaN or infinite."""
+        fakes = [one for one in args[:2] if self._is_fake(one)]
+        if all(one.untyped_storage() in self._mirrors for one in fakes):
+            return None  # so its real values say it
         if func in _NEVER:
             return False
         if func in _INFINITE and isinstance(args[1], float) and math.isinf(args[1]):
             return _INFINITE[func](args[1] > 0)
         if func in _ITSELF and args[0] is args[1]:
             return _ITSELF[func]
-        given = [
-            self._everywhere.get(one.untyped_storage()) for one in args[:2] if self._is_fake(one)
-        ]
+        given = [self._everywhere.get(one.untyped_storage()) for one in fakes]
         if func in _OF_ONE and given[0] is not None:
             return _OF_ONE[func](given[0])
         if func in _OF_TWO and len(given) == 2 and None not in given:
@@ -364,7 +370,7 @@ class Known:
         kinds = {self._guesses.get(one.untyped_storage()) for one in given}
         if kinds <= {None}:
             return
-        kind = _GUESSED if _GUESSED in kinds else _ASSUMED
+        kind = next(one for one in (_GUESSED, _SHARED, _ASSUMED) if one in kinds)
         written = given if func._schema.is_mutable else []
         for one in (*fresh, *written):
             self._guesses[one.untyped_storage()] = kind

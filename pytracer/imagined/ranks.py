@@ -6,12 +6,12 @@ when DDP compares shapes, every rank has this rank's values.
 """
 
 import contextlib
-import math
+import hashlib
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,16 +24,17 @@ from pytracer.basics.private_torch import tree_iter, without_modes
 from pytracer.imagined.known import Known
 from pytracer.imagined.patches import replaced
 from pytracer.imagined.shelf import Shelf
-from pytracer.imagined.standins import where
-
-_STAGES = ("pp", "pipe", "pipeline", "stage")  # dimensions of a mesh whose ranks differ
-_FEW = 8
+from pytracer.imagined.standins import Reads, where
 
 c10d = torch.ops.c10d
 _FAKE = "fake"
 # Torch's own code goes by their names.
 _ONE_CARD_PER_NODE = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "{rank}"}
 _MEETING_POINT = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+def _digest() -> Any:
+    return hashlib.blake2b(digest_size=8)
 
 
 @dataclass
@@ -46,6 +47,11 @@ class Job:
     buckets: set[int] = field(default_factory=set)  # bytes of DDP's
     talks: bool = False  # one rank sends to another, so ranks differ
     shelf: Shelf = field(default_factory=Shelf)
+    reads: Reads = field(default_factory=lambda: Reads({}))  # what the program was told to assume
+    parameters: dict[int, list[int]] = field(default_factory=dict)  # DDP's bytes, by their number
+    left_out: dict[str, int] = field(default_factory=dict)  # bytes of parameters, by line
+    program: Any = field(default_factory=_digest)  # of the operators on the device, in order
+    values: Any = field(default_factory=_digest)  # of the known values given to other ranks
 
     def document(self) -> dict[str, Any]:
         """What the trace keeps of it."""
@@ -56,19 +62,19 @@ class Job:
             "rank": self.rank,
             "meshes": self.meshes,
             "point_to_point": self.talks,
+            "program": self.program.hexdigest(),
+            "values": self.values.hexdigest(),
+            "relies": sorted(self.reads.shared),
         }
 
+    def ran(self, func: Any) -> None:
+        """An operator ran on the device. What runs without gradients may be padding, or a log."""
+        if torch.is_grad_enabled():
+            self.program.update(func.name().encode())
 
-def classes(ranks: int, meshes: Sequence[Mapping[str, Any]], talks: bool) -> list[int]:
-    """One rank of each class of equal ranks: of each stage, if the program is a pipeline."""
-    for mesh in meshes:
-        shape, names = mesh["shape"], mesh["names"] or []
-        for at, name in enumerate(names):
-            if name in _STAGES and math.prod(shape) == ranks:
-                return [stage * math.prod(shape[at + 1 :]) for stage in range(shape[at])]
-    if not talks:
-        return [0]
-    return list(range(ranks)) if ranks <= _FEW else [0, 1, ranks // 2, ranks - 1]
+    def doubts(self) -> list[dict[str, Any]]:
+        """What other ranks may do otherwise than this one."""
+        return [{"bytes": size, "left_out": line} for line, size in self.left_out.items()]
 
 
 @contextlib.contextmanager
@@ -92,7 +98,7 @@ def placed(job: Job, known: Known) -> Iterator[None]:
                 "__init__",
                 _noted(private_torch.device_mesh.__init__, job),
             ),
-            *_of_objects(),
+            *_of_objects(job.reads),
             *_of_ddp(known, job),
             *_of_waits(job.shelf),
         ):
@@ -106,7 +112,12 @@ def placed(job: Job, known: Known) -> Iterator[None]:
 def collective(func: Any, args: tuple[Any, ...], known: Known, job: Job) -> Any:
     """The result of an operator of `torch.ops.c10d`, which no backend runs."""
     job.talks = job.talks or func in _POINT_TO_POINT
+    job.ran(func)
     outputs = _tensors(args[0])
+    for one in _tensors(args[:2]) if func in _SPREADS else ():
+        if (value := known.value_of(one)) is not None:
+            with without_modes():
+                job.values.update(str(value.tolist()).encode())
     _shelve(func, args, outputs, job.shelf)
     if func in _GATHERS:
         given = _tensors(args[1])
@@ -114,6 +125,7 @@ def collective(func: Any, args: tuple[Any, ...], known: Known, job: Job) -> Any:
         known.repeat(outputs, given)
     elif func is c10d.allreduce_.default and (combine := _combination(*args[1:3])):
         known.change(outputs, combine)
+        _sum_of_used(outputs, known, job)
     elif func not in _KEEP_VALUES:
         known.forget(outputs)
     kinds = [str(one.type) for one in func._schema.returns]
@@ -125,6 +137,7 @@ def collective(func: Any, args: tuple[Any, ...], known: Known, job: Job) -> Any:
 
 _GATHERS = frozenset((c10d.allgather_.default, c10d._allgather_base_.default))
 _POINT_TO_POINT = frozenset((c10d.send.default, c10d.recv_.default, c10d.recv_any_source_.default))
+_SPREADS = frozenset((*_GATHERS, c10d.allreduce_.default, c10d.broadcast_.default))
 _KEEP_VALUES = frozenset((c10d.broadcast_.default, c10d.send.default, c10d.barrier.default))
 
 
@@ -140,6 +153,33 @@ def _combination(group: Any, operation: Any) -> Callable[[Any], Any] | None:
         ),
     }
     return combinations.get(kinds(operation.op()))
+
+
+def _sum_of_used(tensors: list[Any], known: Known, job: Job) -> None:
+    """Adds what other ranks say to DDP's numbers of which parameters have a gradient.
+
+    A parameter that this rank leaves out gets a gradient if another rank uses it. Unless that is assumed,
+    none is taken to do so, and the run doubts itself.
+    """
+    used = tensors[0]
+    sizes = job.parameters.get(used.numel())
+    in_backward = private_torch.backward_pass_number() != -1
+    if sizes is None or used.dtype != torch.int32 or not in_backward:
+        return
+    value = known.value_of(used)
+    if value is None:
+        return
+    with without_modes():
+        absent = (value == 0).nonzero().flatten().tolist()
+        if not absent:
+            return
+        line = where()
+        others_use = job.reads.assumed(line)
+        if others_use:
+            value.fill_(1)
+    if others_use is None:
+        size = sum(sizes[number] for number in absent)
+        job.left_out[line] = max(size, job.left_out.get(line, 0))
 
 
 def _tensors(value: Any) -> list[Any]:
@@ -217,15 +257,16 @@ def _noted(make: Callable[..., None], job: Job) -> Callable[..., None]:
     return init
 
 
-def _of_objects() -> Iterator[tuple[Any, str, Any]]:
+def _of_objects(reads: Reads) -> Iterator[tuple[Any, str, Any]]:
     """Objects are pickled into tensors, which have no values. Every rank has this rank's object."""
 
     def all_gather(objects: list[Any], one: Any, *_: Any, **__: Any) -> None:
         objects[:] = [one] * len(objects)
+        reads.number(bool)  # lists the line
 
     def gather(one: Any, objects: list[Any] | None = None, *_: Any, **__: Any) -> None:
         if objects is not None:
-            objects[:] = [one] * len(objects)
+            all_gather(objects, one)
 
     def scatter(to: list[Any], objects: list[Any] | None = None, *_: Any, **__: Any) -> None:
         if not objects:
@@ -275,6 +316,7 @@ def _of_ddp(known: Known, job: Job) -> Iterator[tuple[Any, str, Any]]:
 
     def make_and_note(reducer: Any, *args: Any, **options: Any) -> None:
         make(reducer, *args, **options)
+        job.parameters[len(args[0])] = [one.nbytes for one in args[0]]
         note(reducer)
 
     def rebuild_and_note(reducer: Any) -> Any:

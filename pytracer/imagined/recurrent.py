@@ -232,8 +232,9 @@ class Kernels:
         pairs = ((d_output, output), (d_hy, hx), (d_cy, cx))
         zeros = [torch.zeros_like(one) for d, one in pairs if d is None and one is not None]
         self._back(zeros)
-        given, copied = _by_step(given, batch_first)
         turned = _by_step(output if d_output is None else d_output, batch_first)[1]
+        words = given
+        given, copied = _by_step(words, batch_first)
         self._back([*copied, *turned])
         layer = _layer(given, mode, hidden, projected, layers, both, sizes, dropout, True)
         taken = self._scratch(layer, backward=True)
@@ -242,9 +243,11 @@ class Kernels:
         d_cx = None if cx is None else cx.new_empty(cx.shape)
         self._back([one for one in (d_given, d_hx, d_cx) if one is not None])
         self._take(taken)
-        del turned
+        del given, copied, turned
         d_weights = []
-        if mask[3]:
+        if mask[3]:  # a second call, which copies the words again
+            again = _by_step(words, batch_first)[1]
+            self._back(again)
             buffer = packed.new_empty(sum(one.numel() for one in weights))
             self._back([buffer])
             self._take(taken)

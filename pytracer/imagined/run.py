@@ -95,7 +95,8 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
             raise errors.UsageError(f"rank {rank} is not one of {ranks}: they count from 0")
         if sizes not in (None, *WAYS):
             raise errors.UsageError(f"sizes={sizes!r}: say one of {', '.join(WAYS)}")
-        self._job, self._sizes, self._how = Job(ranks, rank), Sizes(sizes), sizes
+        self._job = Job(ranks, rank, reads=self._reads)
+        self._sizes, self._how = Sizes(sizes), sizes
         self._compiled: list[str] = []
         self._not_counted: set[str] = set()
         self._doubts, self._durations = Doubts(), Durations()
@@ -250,7 +251,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
             "sizes": self._how,
             "compiled": sorted(set(self._compiled)),
             "not_counted": sorted(self._not_counted),
-            "doubts": self._doubts.document(),
+            "doubts": [*self._doubts.document(), *self._job.doubts()],
             **self._job.document(),
             **(
                 {}

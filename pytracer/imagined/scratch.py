@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from pytracer.basics.private_torch import tree_iter
+
 aten = torch.ops.aten
 CONVOLUTIONS = frozenset((aten.convolution.default, aten.convolution_backward.default))
 # The gradients of tables, and which argument is the number of rows.
@@ -112,6 +114,53 @@ def of_table(func: Any, args: tuple[Any, ...]) -> Scratch:
     return Scratch(least * wide, most * wide, beside=(*[words.nbytes] * 5, numbers, 8, 8))
 
 
+# cuFFT copies what it would overwrite, and has a workspace; cuSOLVER and MAGMA have theirs.
+_TRANSFORMS, _COPIES_OF_TRANSFORMS = ("aten::_fft_", "aten::fft_"), 4
+_DECOMPOSITIONS = (
+    "aten::linalg_",
+    "aten::_linalg_",
+    "aten::cholesky_",
+    "aten::triangular_solve",
+    "aten::ormqr",
+)
+_COPIES_OF_MATRICES = 16
+_NO_DECOMPOSITIONS = frozenset(
+    (aten.linalg_vector_norm.default, aten.linalg_cross.default, aten.linalg_matrix_exp.default)
+)
+_POWERS = 24  # matrices that an exponential may have at once; measured on a host: 12
+_SORTS = frozenset((aten.sort.default, aten.sort.stable))
+_SHORT_ROW = 4096  # is sorted in place
+_SORTED_BY = 16  # bytes of the places of a number
+
+
+def of_sort(values: Any, dim: int) -> Scratch:
+    """What the sorting library takes for long rows: at most numbers and places twice, and places again."""
+    if values.dim() == 0 or values.shape[dim] <= _SHORT_ROW:
+        return Scratch(0, 0)
+    each = _SORTED_BY + 2 * (values.element_size() + _SORTED_BY)
+    return Scratch(0, values.numel() * each + (1 << 20))
+
+
+def not_sure(
+    func: Any, args: tuple[Any, ...], options: dict[str, Any], result: Any
+) -> Scratch | None:
+    """The scratch of a call that depends on values, or that only a library knows; None if there is none."""
+    if func in TABLES:
+        return of_table(func, args)
+    if func in _SORTS:
+        at = 1 if func is aten.sort.default else 2
+        return of_sort(args[0], args[at] if len(args) > at else options.get("dim", -1))
+    if func.name().startswith(_TRANSFORMS):
+        results = [one for one in tree_iter(result) if isinstance(one, torch.Tensor)]
+        largest = max(int(one.nbytes) for one in (args[0], *results))
+        return Scratch(0, _COPIES_OF_TRANSFORMS * largest + (1 << 20))
+    if func.name().startswith(_DECOMPOSITIONS) and func not in _NO_DECOMPOSITIONS:
+        return Scratch(0, _COPIES_OF_MATRICES * int(args[0].nbytes) + SMALL)
+    if func is aten.linalg_matrix_exp.default:  # its polynomials' degrees depend on values
+        return Scratch(0, _POWERS * int(args[0].nbytes))
+    return None
+
+
 _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}  # of a multiprocessor
 
 
@@ -153,10 +202,24 @@ _CONTIGUOUS: dict[Any, tuple[int, ...]] = {
     aten.upsample_nearest2d.default: (0,),
     aten.upsample_nearest2d_backward.default: (0,),
     aten.upsample_bilinear2d_backward.default: (0,),
+    aten.upsample_nearest1d_backward.default: (0,),
+    aten.upsample_nearest3d_backward.default: (0,),
+    aten._upsample_nearest_exact1d_backward.default: (0,),
+    aten._upsample_nearest_exact2d_backward.default: (0,),
+    aten._upsample_nearest_exact3d_backward.default: (0,),
+    aten._adaptive_avg_pool3d_backward.default: (0,),
+    aten.upsample_linear1d_backward.default: (0,),
+    aten.upsample_trilinear3d_backward.default: (0,),
+    aten.adaptive_max_pool2d_backward.default: (0,),
+    aten.fractional_max_pool2d_backward.default: (0,),
+    aten.max_pool3d_with_indices_backward.default: (0,),
+    aten.avg_pool3d_backward.default: (0,),
     aten.upsample_bicubic2d_backward.default: (0,),
     aten.reflection_pad2d_backward.default: (0,),
     aten.roll.default: (0,),
     aten.median.dim: (0,),
+    aten.im2col.default: (0,),
+    aten.col2im.default: (0,),
     aten.topk.default: (0,),
 }
 # A torch for the CPU has no operator of cuDNN's for these, which a card takes for images.
@@ -178,14 +241,32 @@ IN_ROWS = frozenset(
         aten.huber_loss_backward.default,
     )
 )
+# Products, and which argument is their first factor.
+_PRODUCTS = {
+    aten.mm.default: 0,
+    aten.bmm.default: 0,
+    aten.addmm.default: 1,
+    aten.baddbmm.default: 1,
+}
 
 
 def copies(func: Any, args: Any) -> list[int]:
     """The bytes of the copies that the operator makes of its arguments, before its results."""
+    if func in _PRODUCTS:
+        factors = args[_PRODUCTS[func] :][:2]
+        return [int(one.nbytes) for one in factors if not _suits_a_product(one)]
     wanted = [args[one] for one in _CONTIGUOUS.get(func, ())]
+    if func is aten._softmax_backward_data.default:  # its first step lays out what is expanded
+        wanted = [one for one in wanted if 0 not in one.stride()]
     if func in _NORMS_OF_IMAGES and args[0].dim() > 2:
         wanted = [args[one] for one in _NORMS_OF_IMAGES[func]]
     return [int(one.nbytes) for one in wanted if not _lies_as_wanted(one)]
+
+
+def _suits_a_product(factor: Any) -> bool:
+    """Whether cuBLAS takes the factor as it lies, by `prepare_matrix_for_cublas` of native/cuda/Blas.cpp."""
+    (rows, columns), (down, across) = factor.shape[-2:], factor.stride()[-2:]
+    return bool((down == 1 and across >= max(1, rows)) or (across == 1 and down >= max(1, columns)))
 
 
 def in_rows(one: Any) -> Any:
@@ -203,6 +284,16 @@ def _lies_as_wanted(tensor: Any) -> bool:
 
 _IMAGES = 4  # dimensions
 _LOSSES = {aten.mse_loss.default: 2, aten.smooth_l1_loss.default: 2, aten.huber_loss.default: 2}
+_COUNTS = frozenset((aten.sum.default, aten.sum.dim_IntList))
+_SCAN = 1279  # bytes of a scan's own; measured on an H100
+
+
+def _is_cast(given: torch.dtype, result: torch.dtype) -> bool:
+    """Whether a sum first makes its input of the result's type, as it does for flags."""
+    return given != result and not (given.itemsize == 2 and result == torch.float32)
+
+
+_REDUCED = {aten.soft_margin_loss.default: 2, aten.binary_cross_entropy.default: 3}
 _SUMS = frozenset((aten.cumsum.default, aten.cumprod.default))
 _NUMBER = 8  # bytes of an index
 
@@ -220,6 +311,21 @@ def beside(func: Any, args: Any, result: Any) -> list[list[int]]:
         copied = (args[0].dtype != result.dtype) + (not args[0].is_contiguous())
         return [[int(result.nbytes)] * copied]
     if func is aten.multinomial.default:
+        return [[int(args[0].nbytes)] * (1 if args[0].is_contiguous() else 2)]
+    if func in _COUNTS and _is_cast(args[0].dtype, result.dtype):
+        return [[result.element_size() * args[0].numel()]]
+    if func is aten.masked_scatter.default:  # which number of the source goes where
+        spread = 0 if args[1].shape == args[0].shape else args[0].numel()
+        return [[_NUMBER * args[0].numel(), spread, _SCAN]]
+    if func in _REDUCED and (len(args) <= _REDUCED[func] or args[_REDUCED[func]] != 0):
+        return [[result.element_size()]]
+    if func is aten.logsumexp.default:  # the largest, whether they are infinite, the differences
+        each = int(result.nbytes)
+        return [[each, result.numel()], [each, int(args[0].nbytes)]]
+    if func is aten.soft_margin_loss_backward.default:
+        each = int(result.nbytes)
+        return [[each, each], [each]]
+    if func is aten.im2col.default:  # first as large as its argument
         return [[int(args[0].nbytes)]]
     if func is aten.native_group_norm.default:
         return [[4 * args[3] * args[4]] * 2]

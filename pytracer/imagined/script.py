@@ -13,6 +13,8 @@ from typing import Any
 
 from pytracer import errors
 from pytracer.data.changes import Changes, changes_of
+from pytracer.data.recorded import Trace
+from pytracer.imagined import others
 from pytracer.reading.views import LoadedTrace, read
 from pytracer.recording import runner
 from pytracer.recording.start import after_import
@@ -85,7 +87,30 @@ class Imagined:
 
 
 def imagine(plan: Plan, keep: Path) -> Imagined:
-    """Runs the plan in another process, and reads the trace that it writes into the folder `keep`."""
+    """Runs the plan in another process, and reads the trace that it writes into the folder `keep`.
+
+    If other ranks may use parameters that this one leaves out, the plan runs once more as if they did.
+    """
+    found = _once(plan, keep)
+    lines = [] if found.trace is None else others.left_out(found.trace.data)
+    if found.trace is None or not lines:
+        return found
+    assumed = {**plan.assume, **dict.fromkeys(lines, True)}
+    with tempfile.TemporaryDirectory(prefix="pytracer-") as folder:
+        more = _once(replace(plan, assume=assumed), Path(folder))
+        if more.trace is None:
+            return found
+        both = others.between(found.trace.data, more.trace.data)
+    return changed(found, keep / plan.file(), both)
+
+
+def changed(imagined: Imagined, path: Path, data: Trace) -> Imagined:
+    """The run with another trace, which replaces the file."""
+    data.save(path, overwrite=True)
+    return replace(imagined, trace=read(path))
+
+
+def _once(plan: Plan, keep: Path) -> Imagined:
     path = keep / plan.file()
     environment = plan.environment()
     plan = plan.filled()

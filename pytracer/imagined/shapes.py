@@ -11,6 +11,7 @@ import torch
 aten = torch.ops.aten
 # The arguments that the results look like, by their numbers.
 _ALIKE = {
+    "_standard_gamma": (0,),
     "_standard_gamma_grad": (0,),
     "_sample_dirichlet": (0,),
     "_dirichlet_grad": (0,),
@@ -20,6 +21,7 @@ _ALIKE = {
     "multilabel_margin_loss_backward": (1,),
     "fractional_max_pool3d_backward": (1,),
     "glu_jvp": (0,),
+    "softplus_backward": (0,),
     "glu_backward_jvp": (0,),
     "_masked_softmax": (0,),
     "_masked_softmax_backward": (0,),

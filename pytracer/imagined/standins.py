@@ -23,6 +23,7 @@ class Reads:
         """`assumed`: the values for decisions, by file and line."""
         self._assumed = assumed
         self._lines: Counter[str] = Counter()
+        self.shared: set[str] = set()  # lines that decided by what all ranks together say
 
     def listed(self) -> list[dict[str, Any]]:
         """Each line that read values, with the number of its reads."""
@@ -39,6 +40,24 @@ class Reads:
         """Lists the line whose sizes rely on an assumption."""
         self._lines[where()] += 1
 
+    def shares(self) -> bool | None:
+        """What was said of this line, which reads what all ranks together say. Lists it if nothing was."""
+        if _is_torchs_own(sys._getframe(1)):
+            return None
+        line = where()
+        said = self.assumed(line)
+        if said is None:
+            self.shared.add(line)
+        return said
+
+    def assumed(self, line: str) -> bool | None:
+        """What was said of the line; None if nothing."""
+        for place, value in self._assumed.items():
+            if line == place or line.endswith("/" + place):
+                self._lines[line] += 1
+                return bool(value)
+        return None
+
     def decide(self) -> bool:
         """The value that the program decides by, from the assumptions.
 
@@ -46,10 +65,9 @@ class Reads:
             errors.CannotImagine: there is no assumption for this line.
         """
         line = where()
-        for place, value in self._assumed.items():
-            if line == place or line.endswith("/" + place):
-                self._lines[line] += 1
-                return bool(value)
+        said = self.assumed(line)
+        if said is not None:
+            return said
         by_torch = _is_torchs_own(sys._getframe(1))
         decides = "calls torch, which decides" if by_torch else "decides"
         raise errors.CannotImagine(

@@ -22,6 +22,10 @@ _OVERSIZED = (
     "a tensor that is sharded has {bytes} on this rank, and the rank's share is {share}. Please "
     "report it with the trace"
 )
+_LEFT_OUT = (
+    "{line}: this rank leaves out parameters of {bytes}, and gets their gradients if another rank uses "
+    'them. Say whether one does: assume={{"{line}": True}}, or --assume {line}=true'
+)
 _FIRST_STEP = (
     "the first step takes {bytes} more than the next ones with the same inputs, and nothing that "
     "stays explains it. Please report it with the trace"
@@ -38,6 +42,12 @@ def doubts(trace: Trace) -> tuple[str, ...]:
     found = [_COMPILED] if imagined.compiled else []
     found += _bookkeeping(imagined, peak)
     found += _oversized(imagined)
+    found += [
+        _LEFT_OUT.format(line=one.left_out, bytes=size_text(one.bytes))
+        for one in imagined.doubts
+        if one.left_out
+    ]
+    found += [one.says for one in imagined.doubts if one.says]
     more = _more_in_first_step(trace)
     if more > _MATTERS * peak:
         found.append(_FIRST_STEP.format(bytes=size_text(more)))

@@ -39,8 +39,8 @@ _NOT_MEASURED = (
 )
 MOST_BESIDE = 1229 << 20  # of the measured cards
 _UNCERTAIN = (
-    "cuDNN's scratch, and what NCCL keeps for a while, are known only on the card. The answer is "
-    "without them; the table and the line per card have the most that they may take."
+    "cuDNN's scratch, what NCCL keeps for a while, and gradients that only other ranks make are not "
+    "known here. The answer is without them; the table and the line per card have the most of them."
 )
 _NCCL = (
     "NCCL's own buffers take 0.2 to 1 GiB of the card beside torch's allocator, by the number of its "
