@@ -33,6 +33,12 @@ _ONE_CARD_PER_NODE = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": 
 _MEETING_POINT = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
+_STATIC = (
+    "static_graph=True is not followed by a torch for CUDA, where the reducer reads the device's clock: "
+    "imagine it with a torch for the CPU"
+)
+
+
 def _digest() -> Any:
     return hashlib.blake2b(digest_size=8)
 
@@ -50,6 +56,7 @@ class Job:
     reads: Reads = field(default_factory=lambda: Reads({}))  # what the program was told to assume
     parameters: dict[int, list[int]] = field(default_factory=dict)  # DDP's bytes, by their number
     left_out: dict[str, int] = field(default_factory=dict)  # bytes of parameters, by line
+    not_followed: bool = False  # a static graph of DDP's
     program: Any = field(default_factory=_digest)  # of the operators on the device, in order
     values: Any = field(default_factory=_digest)  # of the known values given to other ranks
 
@@ -73,8 +80,11 @@ class Job:
             self.program.update(func.name().encode())
 
     def doubts(self) -> list[dict[str, Any]]:
-        """What other ranks may do otherwise than this one."""
-        return [{"bytes": size, "left_out": line} for line, size in self.left_out.items()]
+        """What other ranks may do otherwise than this one, and what is not followed."""
+        rows: list[dict[str, Any]] = [
+            {"bytes": size, "left_out": line} for line, size in self.left_out.items()
+        ]
+        return [*rows, {"bytes": 0, "says": _STATIC}] if self.not_followed else rows
 
 
 @contextlib.contextmanager
@@ -331,7 +341,14 @@ def _of_ddp(known: Known, job: Job) -> Iterator[tuple[Any, str, Any]]:
     yield private_torch.reducer, "_rebuild_buckets", rebuild_and_note
     yield private_torch.reducers_log, "set_runtime_stats_and_log", lambda self: None
     if torch.backends.cuda.is_built():  # then it measures times with the device's clock
+        set_static = private_torch.reducer._set_static_graph
+
+        def set_and_doubt(reducer: Any) -> None:
+            set_static(reducer)
+            job.not_followed = True
+
         yield private_torch.reducer, "prepare_for_forward", lambda self: None
+        yield private_torch.reducer, "_set_static_graph", set_and_doubt
 
 
 def _of_waits(shelf: Shelf) -> Iterator[tuple[Any, str, Any]]:
