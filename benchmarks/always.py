@@ -1,6 +1,8 @@
 """Proves on the CPU what docs/always.md promises of long runs: python benchmarks/always.py [PROOF ...]
 
     leak      50,000 steps of a real loop; from step 40,000 on, each keeps 64 KiB: the alarm names variable and line
+    leak_on_gpu  the same in 5,000 steps on a GPU, from step 4,000 on; only if it is named
+    healthy   the healthy programs of the hints' suite, again and again: no alarm
     rare      20,000 steps; every 10,000th has a larger batch: the departure is noted, and looked at
     million   a million tiny steps: memory and file stay bounded, and totals are those of a full trace
     kills     50 runs that are killed at random: all steps but those of the last second are told
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -40,42 +43,71 @@ with open("told", "w", buffering=1) as told:
 """
 
 
-def parts(width: int = 16) -> tuple[Any, Any]:
+def parts(width: int = 16, device: str = "cpu") -> tuple[Any, Any]:
     import torch
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = torch.nn.Sequential(torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, 4))
-    return model, torch.optim.AdamW(model.parameters())
+    return model, torch.optim.AdamW(model.to(device).parameters())
 
 
 def train(model: Any, optimizer: Any, rows: int = 8) -> None:
     import torch
 
-    model(torch.ones(rows, model[0].in_features)).square().mean().backward()
+    ones = torch.ones(rows, model[0].in_features, device=model[0].weight.device)
+    model(ones).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
-def leak(folder: Path) -> dict[str, Any]:
+def leak(
+    folder: Path, steps: int = 50_000, begins: int = 40_000, device: str = "cpu"
+) -> dict[str, Any]:
     import torch
 
     import pytracer
 
-    model, optimizer = parts()
+    model, optimizer = parts(device=device)
     kept, alarms = [], []
 
     def alarm(text: str) -> None:
         alarms.append((step, text))
 
     with pytracer.always(folder / "run.always", alarm=alarm):
-        for step in range(50_000):
+        for step in range(steps):
             train(model, optimizer)
-            if step >= 40_000:
-                kept.append(torch.zeros(64 * KIB // 4))
+            if step >= begins:
+                kept.append(torch.zeros(64 * KIB // 4, device=device))
     first = alarms[0] if alarms else (None, "")
     named = "`kept`" in first[1] and "always.py:" in first[1]
     return {"proved": named, "alarm_at_step": first[0], "alarm": first[1], "alarms": len(alarms)}
+
+
+def leak_on_gpu(folder: Path) -> dict[str, Any]:
+    return leak(folder, steps=5_000, begins=4_000, device="cuda")
+
+
+def healthy(folder: Path, seconds: float = 12.0) -> dict[str, Any]:
+    import pytracer
+    from programs.hints.healthy import HEALTHY
+    from pytracer import errors
+
+    alarms: list[str] = []
+    runs, steps = {}, 0
+    for name, program in HEALTHY.items():
+        until, runs[name] = time.monotonic() + seconds, 0
+        with (
+            errors.collected_warnings(),
+            pytracer.always(folder / f"{name}.always", alarm=alarms.append, share=0.5),
+        ):
+            while runs[name] < 3 or time.monotonic() < until:
+                (place := folder / f"{name}-{runs[name]}").mkdir()
+                program(place)
+                runs[name] += 1
+        if (folder / f"{name}.always").exists():
+            steps += pytracer.History(folder / f"{name}.always").step_count
+    return {"proved": not alarms, "programs": len(runs), "runs": sum(runs.values()), "steps": steps}
 
 
 def rare(folder: Path) -> dict[str, Any]:
@@ -103,10 +135,10 @@ def rare(folder: Path) -> dict[str, Any]:
 def million(folder: Path, steps: int = 1_000_000) -> dict[str, Any]:
     import pytracer
 
-    model, optimizer = parts(4)
     resident = []
     began = time.monotonic()
     with pytracer.always(folder / "run.always", devices="cpu"):
+        model, optimizer = parts(4)  # within: blocks of the host from before are not counted
         with pytracer.trace(devices="cpu", table=False) as full:
             for _ in range(200):
                 train(model, optimizer)
@@ -172,10 +204,12 @@ def kills(folder: Path, runs: int = 50) -> dict[str, Any]:
 
 PROOFS: dict[str, Callable[..., dict[str, Any]]] = {
     "leak": leak,
+    "healthy": healthy,
     "rare": rare,
     "million": million,
     "kills": kills,
 }
+ON_GPU = {"leak_on_gpu": leak_on_gpu}
 
 
 def main() -> int:
@@ -186,13 +220,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--steps", type=int, default=1_000_000, help="of the proof `million`")
     options = parser.parse_args()
-    if unknown := set(options.proofs) - set(PROOFS):
+    if unknown := set(options.proofs) - set(PROOFS | ON_GPU):
         parser.error(f"there is no proof {', '.join(sorted(unknown))}")
     found = json.loads(options.out.read_text()) if options.out.exists() else {}
     for name in options.proofs:
         with tempfile.TemporaryDirectory() as folder:
             more = {"steps": options.steps} if name == "million" else {}
-            found[name] = PROOFS[name](Path(folder), **more)
+            found[name] = (PROOFS | ON_GPU)[name](Path(folder), **more)
+        found[name] |= {"date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         print(name, json.dumps(found[name], indent=1), flush=True)
         options.out.write_text(json.dumps(found, indent=1) + "\n")
     return int(not all(found[name]["proved"] for name in options.proofs))
