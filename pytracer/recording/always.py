@@ -101,6 +101,8 @@ class always:  # noqa: N801 - reads as a word: `with always():`
         self._user_steps = self._counts = False
         self._owner = os.getpid()  # a forked child counts nothing
         self.folder: Path | None = None  # once it is made
+        # With `each`: each device's bytes by category, at the peak of the last look that was read.
+        self.categories: dict[str, dict[str, int]] = {}
         self.failed = False  # whether an allocation that failed ended the program
         self.last: Any = None  # the look that saw the end, if one did
 
@@ -267,7 +269,9 @@ class always:  # noqa: N801 - reads as a word: `with always():`
         self._note("look", reason=name_of(reason), first=first, steps=self.step - first)
         self._kept[first] = reason
         if reason == Why.GROWS:
-            self._reader.read(self._path_of(first), self._grows_on)
+            self._reader.find(self._path_of(first), self._grows_on)
+        if self._each is not None:
+            self._reader.split(self._path_of(first))
         self._drop_looks()
 
     def _drop_looks(self) -> None:
@@ -284,8 +288,10 @@ class always:  # noqa: N801 - reads as a word: `with always():`
             self._path_of(first).unlink(missing_ok=True)
 
     def _hear(self, findings: Iterable[dict[str, Any]]) -> None:
-        """Takes what the reader's process has found in looks at growth."""
+        """Takes what the reader's process has found in looks."""
         for finding in findings:
+            if finding["kind"] == "categories":
+                self.categories[finding["device"]] = finding["bytes"]
             if finding["kind"] == "unread":
                 self._note("unread", text="the process that reads looks has failed")
             if finding["kind"] == "growth" and finding["change"]:
@@ -381,19 +387,27 @@ def _has_tensors(look: Any) -> bool:
 
 
 class _Reader:
-    """Finds what is wrong in looks, in a process beside the program, one look after the other."""
+    """Reads looks, in a process beside the program, one after the other."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[Path, str]] = []
+        self._waiting: list[tuple[str, tuple[str, ...]]] = []
         self._process: subprocess.Popen[bytes] | None = None
+        self._reads = ""  # what it does
 
-    def read(self, path: Path, device: str) -> None:
-        """Reads a look at a device as soon as the one before it is read."""
-        self._waiting.append((path, device))
+    def find(self, path: Path, device: str) -> None:
+        """Finds what is wrong with a device in a look."""
+        self._waiting.append((reading_look.print_findings.__name__, (str(path), device)))
+        self._begin()
+
+    def split(self, path: Path) -> None:
+        """Splits the peak of a look by category. Nobody asks for an earlier look any more."""
+        function = reading_look.print_categories.__name__
+        self._waiting = [one for one in self._waiting if one[0] != function]
+        self._waiting.append((function, (str(path),)))
         self._begin()
 
     def done(self) -> list[dict[str, Any]]:
-        """The findings of a look, if one was read since the last call; one of kind "unread" if not."""
+        """What was read in a look since the last call; one of kind "unread" if it failed."""
         if self._process is None or self._process.poll() is None:
             return []
         process, self._process = self._process, None
@@ -410,15 +424,20 @@ class _Reader:
         return self._process is not None
 
     def finish(self) -> list[dict[str, Any]]:
-        """Waits a while for the last look: the ones before it say the same."""
-        del self._waiting[:-1]
+        """Waits a while for what is wrong in the last look: the ones before it say the same."""
+        findings = reading_look.print_findings.__name__
+        self._waiting = [one for one in self._waiting if one[0] == findings][-1:]
         found, until = [], time.monotonic() + _PATIENCE
         while self._process is not None:
+            is_wanted = self._reads == findings
+            if not is_wanted:
+                self._process.kill()  # no step will be told of it
             try:
                 self._process.wait(max(until - time.monotonic(), 0))
             except subprocess.TimeoutExpired:
                 self.stop()
-            found += self.done()
+            read = self.done()
+            found += read if is_wanted else []
         return found
 
     def stop(self) -> None:
@@ -432,7 +451,7 @@ class _Reader:
     def _begin(self) -> None:
         if self._process is not None or not self._waiting:
             return
-        path, device = self._waiting.pop(0)
+        self._reads, words = self._waiting.pop(0)
         self._process = beside.call(
-            reading_look.__name__, "print_findings", (str(path), device), output=subprocess.PIPE
+            reading_look.__name__, self._reads, words, output=subprocess.PIPE
         )
