@@ -20,6 +20,7 @@ from torch import nn
 
 import pytracer
 from pytracer import History, errors, trace
+from pytracer.basics.units import size_text
 from pytracer.cli import main
 from pytracer.data import step_totals
 from pytracer.data._native import C
@@ -488,6 +489,22 @@ def test_run_always_counts_a_program_as_it_is(
     assert "pytracer summary train.always/step-0000" in shown
     assert main(["summary", "--json", "train.always"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 30
+
+
+def test_memory_that_ends_between_looks_gets_its_page(place: Path) -> None:
+    Path("train.py").write_text(
+        _TRAIN.replace("range(30)", "range(202)").replace("sys.exit", "torch.empty(1 << 60)")
+    )
+    ended = run("-m", "pytracer", "run", "--always", "train.py", "0")
+    assert ended.returncode == 1
+    assert "out of memory in step 202, between two looks" in ended.stderr
+    assert "DefaultCPUAllocator: can't allocate memory" in ended.stderr
+    history = History("train.always")
+    look = history.look(history.looks[-1].step)
+    said = ended.stderr.split("between two looks")[1]
+    assert "inferred  step 202 held the same" in said
+    assert size_text(look.peak.by_category["weights"]) in said
+    assert history.post_mortem() in ended.stderr
 
 
 @pytest.mark.parametrize("option", ["--steps=3", "--stacks", "--no-watch", "--stop"])
