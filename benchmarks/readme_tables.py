@@ -15,6 +15,7 @@ A table stands between markers such as `<!-- overhead:begin -->` and `<!-- overh
     books                           ledger.py, on a GPU
     synchronisation                 synchronisation.py
     whose-time                      whose_time.py
+    always, always-price            always.py; always_price.py, on a GPU
     prediction-*                    prediction.py and planners.py
     imagine-models, imagine-large   imagine.py
     imagine-ranks                   imagine_ranks.py, on two GPUs
@@ -45,6 +46,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]  # from a checkout, wherever it is run
 
 from benchmarks import (  # noqa: E402
+    always_tables,
     cost_tables,
     gemm_tables,
     imagine_tables,
@@ -66,9 +68,11 @@ RANKS_PAGE = ROOT / "docs" / "ranks.md"
 REPORT_PAGE = ROOT / "docs" / "report.md"
 FINDINGS_PAGE = ROOT / "docs" / "findings.md"
 FIT_PAGE = ROOT / "docs" / "fit.md"
+ALWAYS_PAGE = ROOT / "docs" / "always.md"
 PAGES = (
     *(README, OVERHEAD_PAGE, ACCURACY_PAGE, COST_PAGE, GEMM_PAGE, PREDICTION_PAGE, IMAGINE_PAGE),
     *(EXPORTS_PAGE, RANKS_PAGE, REPORT_PAGE, FINDINGS_PAGE, FIT_PAGE),
+    ALWAYS_PAGE,
 )
 
 # The modes that a reader compares, in order: our levels, then the peers.
@@ -513,6 +517,12 @@ def main() -> int:
     for path in sorted(RESULTS.glob("whose-time-nvidia-*.json"))[:1]:
         text = whose_time_table(kept.read(path))
         after[OVERHEAD_PAGE] = between(after[OVERHEAD_PAGE], "whose-time", text)
+    for path in RESULTS.glob("always-cpu.json"):
+        text = always_tables.proofs(kept.read(path))
+        after[ALWAYS_PAGE] = between(after[ALWAYS_PAGE], "always", text)
+    for path in sorted(RESULTS.glob("always-price-nvidia-*.json"))[:1]:
+        text = always_tables.price(kept.read(path))
+        after[ALWAYS_PAGE] = between(after[ALWAYS_PAGE], "always-price", text)
     for path in RESULTS.glob("exports-cpu.json"):
         text = exports_table(kept.read(path))
         after[EXPORTS_PAGE] = between(after[EXPORTS_PAGE], "exports", text)

@@ -194,13 +194,13 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
         "machine": machine(),
         "period_us": PERIOD_US,
         "modes": {
-            name: {"steps": steps[name], **_by_owner(found, steps[name])}
+            name: {"steps": steps[name], **by_owner(found, steps[name])}
             for name, found in addresses.items()
         },
     }
 
 
-def _by_owner(addresses: Counter[int], steps: int) -> dict[str, Any]:
+def by_owner(addresses: Counter[int], steps: int) -> dict[str, Any]:
     """Returns milliseconds per step by owner, and those of our own functions with the most."""
     binaries = Binaries()
     owners: Counter[str] = Counter(dict.fromkeys((*OWNERS, OTHERS), 0))

@@ -5,6 +5,7 @@
 #include "core/harvest.h"
 #include "core/own_time.h"
 #include "core/recorder.h"
+#include "step_bindings.h"
 #include "torch/calls.h"
 #include "torch/cpu_allocator.h"
 #include "torch/device_tracker.h"
@@ -210,6 +211,11 @@ py::object gradient_of(py::handle tensor) {
 py::dict attributes_of(py::handle object) {
   auto found = py::reinterpret_steal<py::object>(look::attributes(object.ptr()));
   return found ? py::dict(found) : py::dict();
+}
+
+py::object attribute_of(py::handle object, const py::str& name) {
+  auto found = py::reinterpret_steal<py::object>(look::attribute(object.ptr(), name.ptr()));
+  return found ? found : py::none();
 }
 
 // The pairs of a dictionary, or of a container of torch's own; an empty list for anything else.
@@ -491,7 +497,7 @@ PYBIND11_MODULE(_C, m) {
   py::class_<Held>(m, "Held")
       .def(py::init<>())
       .def("session", &Held::session)
-      .def("count_steps", &Held::count_steps)
+      .def("count_steps", &Held::count_steps, py::arg("counter"), py::arg("rows") = py::none())
       .def("end", &Held::end);
   m.def("ends_if_it_raises", &ends_if_it_raises);
   m.def("ends_always", &ends_always);
@@ -521,20 +527,7 @@ PYBIND11_MODULE(_C, m) {
       [](bool cpu, bool device) { return sessions::count_totals({cpu, device}); },
       py::arg("cpu"),
       py::arg("device"));
-  m.def("end_step_of_totals", [] {
-    py::list rows;
-    for (const StepTotals& row : DeviceTotals::get().end_step()) {
-      rows.append(py::make_tuple(static_cast<int>(row.type),
-                                 row.index,
-                                 row.now,
-                                 row.peak,
-                                 row.reserved_peak,
-                                 row.largest,
-                                 row.requests,
-                                 row.failed));
-    }
-    return rows;
-  });
+  bind_step_rows(m);
 
   m.def("set_listeners", [](const py::object& hooks) {
     moments::set_listeners(hooks);
@@ -577,6 +570,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("label_as", &label_as);
   m.def("gradient_of", &gradient_of);
   m.def("attributes_of", &attributes_of);
+  m.def("attribute_of", &attribute_of);
   m.def("items_of", &items_of);
   m.def("has_module", &has_module);
   m.def("tensors_in_attributes", &tensors_in_attributes);

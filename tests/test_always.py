@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,12 +20,16 @@ from torch import nn
 
 import pytracer
 from pytracer import History, errors, trace
+from pytracer.basics.units import size_text
 from pytracer.cli import main
 from pytracer.data import step_totals
 from pytracer.data._native import C
 from pytracer.data.step_totals import StepFile, StepRow, fold
 from pytracer.reading.job import read_job
-from pytracer.recording.looks import DEPARTS, DUE, FIRST, GROWS, STEPS, Looks
+from pytracer.recording.looks import Looks, Why, name_of
+from tests import looks_reference
+from tests.looks_reference import DEPARTS, DUE, FIRST, GROWS
+from tests.step_files import add
 
 
 @pytest.fixture
@@ -132,6 +137,18 @@ def test_a_program_that_marks_its_own_steps_is_counted_so(place: Path) -> None:
     assert History("run.always").step_count == 5
 
 
+def test_rows_go_on_where_the_room_in_the_file_ends(place: Path) -> None:
+    with pytracer.always("run.always", size="200kB", devices="cpu") as recorder:
+        for number in range(3000):
+            torch.ones(1 + number % 7)
+            recorder.mark_step()
+    rows = History("run.always").steps()
+    assert int(rows.steps.sum()) == 3000
+    whole = rows[rows.steps == 1]
+    assert [*whole.peak] == [4 + 4 * (step % 7) for step in whole.index]
+    assert 500 < len(whole) < 1100  # more than one room, and older ones are folded
+
+
 # ---------------------------------------------------------------- the file
 
 
@@ -156,8 +173,7 @@ def test_folded_rows_equal_a_plain_reference(drawn: list[tuple[int, int]]) -> No
     path = Path(f"/tmp/pytracer-fold-{os.getpid()}.totals")
     path.unlink(missing_ok=True)
     file = StepFile(path, {}, 1 << 20)
-    for number, (device, peak) in enumerate(drawn):
-        file.add(row(number, device, peak))
+    add(file, (row(number, device, peak) for number, (device, peak) in enumerate(drawn)))
     file.close()
     folded = fold(step_totals.read(path).rows)
     path.unlink()
@@ -177,10 +193,14 @@ def test_folded_rows_equal_a_plain_reference(drawn: list[tuple[int, int]]) -> No
 def test_the_file_stays_small_and_keeps_every_step(tmp_path: Path) -> None:
     path = tmp_path / "steps.totals"
     file = StepFile(path, {"command": "x"}, 100_000)
-    for number in range(50_000):
-        file.add(row(number, peak=number))
-        if number % 10_000 == 0:
-            assert path.stat().st_size < 200_000
+
+    def rows() -> Iterator[StepRow]:
+        for number in range(50_000):
+            yield row(number, peak=number)
+            if number % 10_000 == 0:
+                assert path.stat().st_size < 200_000
+
+    add(file, rows())
     file.close()
     found = step_totals.read(path)
     assert found.steps == 50_000
@@ -193,8 +213,7 @@ def test_the_file_stays_small_and_keeps_every_step(tmp_path: Path) -> None:
 def test_a_damaged_file_is_refused_or_read_as_far_as_it_goes(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "steps.totals"
     file = StepFile(path, {}, 100_000)
-    for number in range(20):
-        file.add(row(number))
+    add(file, map(row, range(20)))
     file.close()
     whole = path.read_bytes()
     changed = {
@@ -251,11 +270,11 @@ def _environment() -> dict[str, str]:
 def looked_at(totals: Iterator[tuple[int, int]], steps: int) -> dict[int, str]:
     """The first steps of all looks, with their reasons. Each step has a peak and what stays."""
     looks, found, until = Looks(), {}, -1
-    reason = ""
+    reason = Why.NOTHING
     for number in range(steps):
-        if until < 0 and looks.wanted:
+        if until < 0 and looks.wanted != Why.NOTHING:
             reason = looks.wanted
-            found[number], until = reason, number + STEPS[reason]
+            found[number], until = name_of(reason), number + reason.steps
         peak, now = next(totals)
         looks.saw(number, (0, 0), peak, now)
         if number + 1 == until:
@@ -298,6 +317,28 @@ def test_bytes_that_come_back_are_no_growth(sizes: list[int]) -> None:
     assert GROWS not in looked_at(((2**41, next(cycle)) for _ in itertools.count()), 16).values()
 
 
+_TOTALS = st.tuples(st.integers(0, 1), st.integers(0, 2**33), st.integers(0, 2**33))
+
+
+@given(st.lists(_TOTALS, max_size=30), st.integers(1, 40), st.integers(0, 2**20))
+def test_looks_equal_a_plain_reference(
+    drawn: list[tuple[int, int, int]], repeats: int, growth: int
+) -> None:
+    fast, plain, until = Looks(), looks_reference.Looks(), -1
+    steps = itertools.chain.from_iterable(itertools.repeat(drawn, repeats))
+    for number, (device, peak, now) in enumerate(steps):
+        assert name_of(fast.wanted) == plain.wanted
+        if until < 0 and plain.wanted:
+            until = number + looks_reference.STEPS[plain.wanted]
+        totals = (number, (device, 0), peak + growth * number, now + growth * number)
+        assert name_of(fast.saw(*totals)) == plain.saw(*totals)
+        if number + 1 == until:
+            reason = plain.wanted
+            fast.looked(fast.wanted, number)
+            plain.looked(reason, number)
+            until = -1
+
+
 # ---------------------------------------------------------------- alarms
 
 
@@ -323,11 +364,12 @@ def test_a_card_that_is_nearly_full_is_told_once(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alarms: list[str] = []
+    card = SimpleNamespace(total_memory=1000 << 20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
     with pytracer.always("run.always", alarm=alarms.append, devices="cpu") as recorder:
-        monkeypatch.setattr(recorder, "_limits", {0: 1000 << 20})
-        for mib in (900, 960, 970, 990):
-            recorder._compare_with_the_card(0, mib << 20)
-    assert alarms == ["step 0: cuda:0 is at 960 MiB of 0.98 GiB"]
+        for number, mib in enumerate((900, 960, 970, 990)):
+            recorder._compare_with_the_card(row(number, device=1, peak=mib << 20))
+    assert alarms == ["step 1: cuda:0 is at 960 MiB of 0.98 GiB"]
 
 
 def bounded_queue() -> Callable[[], object]:
@@ -447,6 +489,22 @@ def test_run_always_counts_a_program_as_it_is(
     assert "pytracer summary train.always/step-0000" in shown
     assert main(["summary", "--json", "train.always"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 30
+
+
+def test_memory_that_ends_between_looks_gets_its_page(place: Path) -> None:
+    Path("train.py").write_text(
+        _TRAIN.replace("range(30)", "range(202)").replace("sys.exit", "torch.empty(1 << 60)")
+    )
+    ended = run("-m", "pytracer", "run", "--always", "train.py", "0")
+    assert ended.returncode == 1
+    assert "out of memory in step 202, between two looks" in ended.stderr
+    assert "DefaultCPUAllocator: can't allocate memory" in ended.stderr
+    history = History("train.always")
+    look = history.look(history.looks[-1].step)
+    said = ended.stderr.split("between two looks")[1]
+    assert "inferred  step 202 held the same" in said
+    assert size_text(look.peak.by_category["weights"]) in said
+    assert history.post_mortem() in ended.stderr
 
 
 @pytest.mark.parametrize("option", ["--steps=3", "--stacks", "--no-watch", "--stop"])

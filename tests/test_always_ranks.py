@@ -12,6 +12,7 @@ from pytracer.cli import main
 from pytracer.data import step_totals
 from pytracer.data.history import Steps, histories_in, ranks_in_short
 from pytracer.data.step_totals import StepFile, StepRow
+from tests.step_files import add
 
 MIB = 1 << 20
 
@@ -21,8 +22,10 @@ def a_rank(folder: Path, rank: int, peaks: list[int], *events: dict[str, object]
     path.mkdir()
     header = {"command": "train.py", "rank": rank, "pid": os.getpid(), "host": "elsewhere"}
     file = StepFile(path / step_totals.NAME, header, 1 << 20)
-    for step, peak in enumerate(peaks):
-        file.add(StepRow(step, step, 1, False, (0, 0), peak, peak, 0, 1, 1, 0))
+    add(
+        file,
+        (StepRow(n, n, 1, False, (0, 0), peak, peak, 0, 1, 1, 0) for n, peak in enumerate(peaks)),
+    )
     file.close()
     lines = [json.dumps({"step": 0, "unix_ns": 0, **event}) for event in events]
     (path / step_totals.EVENTS).write_text("".join(f"{line}\n" for line in lines))

@@ -102,12 +102,21 @@ def wait_for_steps(count: int) -> None:
 
 @can_attach
 @pytest.mark.slow
-def test_losses_stay_bit_equal_however_often_one_attaches(start: Start) -> None:
+@pytest.mark.parametrize("debugger", ["gdb", "lldb"])
+def test_losses_stay_bit_equal_however_often_one_attaches(start: Start, debugger: str) -> None:
+    found = shutil.which(debugger)
+    if found is None and sys.version_info < (3, 14):
+        pytest.skip(f"needs {debugger}")
+    Path("only").mkdir()
+    Path("only", debugger).symlink_to(found or "/nowhere")
     job = start(_TRAIN, "0")
     wait_for_steps(3)
     for number in range(by_tier(2, 10, 100)):
         steps = ["--steps", "2"] if number % 2 else []
-        assert pytracer_("attach", job.pid, "-o", f"{number}", *steps).returncode == 0
+        ended = pytracer_(
+            "attach", job.pid, "-o", f"{number}", *steps, PATH=str(Path("only").absolute())
+        )
+        assert ended.returncode == 0, ended.stderr
         left = pytracer_("detach", job.pid)
         assert left.returncode == bool(steps), left.stderr
     Path("stop").touch()

@@ -48,6 +48,12 @@ inline uint64_t thread_ns() {
   return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
+inline int64_t unix_now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
 // Reads both clocks as one: the tightest of a few tries, so that being descheduled between the
 // two reads does not skew the pair.
 inline ClockReading read_clock() {
@@ -55,9 +61,7 @@ inline ClockReading read_clock() {
   uint64_t narrowest = UINT64_MAX;
   for (int attempt = 0; attempt < 8; ++attempt) {
     uint64_t before = ticks_now();
-    int64_t unix_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
-                          std::chrono::system_clock::now().time_since_epoch())
-                          .count();
+    int64_t unix_ns = unix_now_ns();
     uint64_t after = ticks_now();
     if (after - before < narrowest) {
       narrowest = after - before;

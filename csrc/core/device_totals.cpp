@@ -1,31 +1,43 @@
 #include "device_totals.h"
 
 #include <algorithm>
-#include <exception>
 
 namespace pytracer {
+
+namespace {
+
+void raise_to(std::atomic<size_t>& value, size_t least) {
+  size_t known = value.load();
+  while (known < least && !value.compare_exchange_weak(known, least)) {
+  }
+}
+
+}  // namespace
 
 DeviceTotals* DeviceTotals::instance =
     new DeviceTotals;  // leaked: allocators call it until the process ends
 
 void DeviceTotals::start_afresh_after_fork() {
-  counting.store(false);
+  end();
   instance = new DeviceTotals;
 }
 
-// An event that cannot be counted for lack of memory is left out: the allocator must not fail.
 void DeviceTotals::count(
-    Action action, DeviceType type, uint8_t index, uint64_t address, uint64_t bytes) noexcept try {
+    Action action, DeviceType type, uint8_t index, uint64_t address, uint64_t bytes) noexcept {
   if (type == DeviceType::kCpu && action == Action::kAlloc) {
-    count_host_alloc(address, bytes);
+    count_host_alloc(address, std::min<uint64_t>(bytes, kMostBytes));
     return;
   }
   if (type == DeviceType::kCpu && action == Action::kFreeCompleted) {
     count_host_free(address);
     return;
   }
-  Device& device = device_of(type, index);
+  size_t slot = slot_of(type, index);
+  Device& device = devices_[slot];
   std::lock_guard locked(device.lock);
+  if (!device.is_used && slot >= used_.load(std::memory_order_relaxed)) [[unlikely]] {
+    raise_to(used_, slot + 1);
+  }
   StepTotals& totals = device.totals;
   device.is_used = true;
   totals.type = type;
@@ -75,31 +87,10 @@ void DeviceTotals::count(
     case Action::kSaved:
       break;
   }
-} catch (const std::exception&) {
 }
 
-void DeviceTotals::count_host_alloc(uint64_t address, uint64_t bytes) noexcept try {
-  auto size = static_cast<int64_t>(std::min<uint64_t>(bytes, kMostBytes));
-  std::lock_guard locked(devices_[0].lock);
-  devices_[0].is_used = true;
-  StepTotals& host = devices_[0].totals;
-  int64_t ended_unseen = sizes_.put(address, size);
-  host.now += size - std::max<int64_t>(ended_unseen, 0);
-  host.peak = std::max(host.peak, host.now);
-  host.largest = std::max(host.largest, bytes);
-  ++host.requests;
-} catch (const std::exception&) {
-}
-
-void DeviceTotals::count_host_free(uint64_t address) noexcept {
-  std::lock_guard locked(devices_[0].lock);
-  if (int64_t* known = sizes_.find(address)) {
-    devices_[0].totals.now -= *known;
-    sizes_.erase(known);
-  }
-}
-
-void DeviceTotals::begin() {
+void DeviceTotals::begin(bool host) {
+  used_.store(1);
   for (Device& device : devices_) {
     std::lock_guard locked(device.lock);
     device.is_used = false;
@@ -109,21 +100,7 @@ void DeviceTotals::begin() {
     }
   }
   counting.store(true);
-}
-
-std::vector<StepTotals> DeviceTotals::end_step() {
-  std::vector<StepTotals> ended;
-  for (Device& device : devices_) {
-    std::lock_guard locked(device.lock);
-    if (device.is_used) {
-      StepTotals& totals = device.totals;
-      ended.push_back(totals);
-      totals.peak = totals.now;
-      totals.reserved_peak = totals.reserved;
-      totals.largest = totals.requests = totals.failed = 0;
-    }
-  }
-  return ended;
+  counting_host.store(host);
 }
 
 }  // namespace pytracer

@@ -15,6 +15,7 @@
 #include "quietly.h"
 #include "reads.h"
 #include "session.h"
+#include "step_counters.h"
 
 #include <pybind11/pybind11.h>
 
@@ -54,11 +55,6 @@ PyObject* annotation_begins(PyObject* function,
                             PyObject* const* args,
                             size_t flags,
                             PyObject* names);
-
-std::vector<py::object>& step_counters() {
-  static auto* const counters = new std::vector<py::object>;
-  return *counters;
-}
 
 FunctionExchange module_calls(&module_call);
 MethodExchange engine_calls(&engine_call);
@@ -533,11 +529,7 @@ void Step::end() {
     at_step_moment([&](Moments& now) { return now.after_step(optimizer.ptr()); });
   }
   for (int ended = steps().ended_by(number_); ended > 0; --ended) {
-    for (const py::object& counter : std::vector(step_counters())) {  // one may remove itself
-      if (!quietly::call(counter.ptr(), nullptr, 0)) {
-        quietly::raise_later();
-      }
-    }
+    step_counters::step_ended();
   }
 }
 
@@ -548,23 +540,10 @@ Step::~Step() {
   }
 }
 
-bool add_step_counter(PyObject* counter) {
-  step_counters().push_back(py::reinterpret_borrow<py::object>(counter));
-  return true;
-}
-
-bool remove_step_counter(PyObject* counter) {
-  std::erase_if(step_counters(), [counter](const auto& known) { return known.ptr() == counter; });
-  if (step_counters().empty() && !recording.load(std::memory_order_relaxed)) {
+void step_counter_removed() {
+  if (!step_counters::are_there() && !recording.load(std::memory_order_relaxed)) {
     steps() = {};
   }
-  return !step_counters().empty();
-}
-
-bool remove_all_step_counters() {
-  step_counters().clear();
-  steps() = {};
-  return false;
 }
 
 const char* install() {
@@ -594,7 +573,7 @@ void begin_recording() {
 
 void end_recording() {
   module_names().known.clear();
-  if (step_counters().empty()) {
+  if (!step_counters::are_there()) {
     steps() = {};
   }
 }

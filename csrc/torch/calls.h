@@ -53,12 +53,8 @@ class Step {
   const void* handled_ = nullptr;  // the exception that was being handled as it began
 };
 
-// Adds a function to call after each training step, whether or not anything records; or removes it.
-// A training step is an optimizer's step, or the last one's if several take turns. Removing a
-// counter that is not there is harmless. Returns whether any counter is left.
-bool add_step_counter(PyObject* counter);
-bool remove_step_counter(PyObject* counter);
-bool remove_all_step_counters();
+// A counter of steps was removed: without any, nobody asks where steps end.
+void step_counter_removed();
 
 // Whether to begin to listen to records of torch's as an optimizer's step begins, and no earlier.
 // While anybody listens, each node of a backward pass takes torch a thousand instructions more.

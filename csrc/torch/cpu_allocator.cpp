@@ -20,29 +20,36 @@ c10::DeleterFnPtr original_deleter = nullptr;
 int priority = 0;  // its priority in torch, and ours
 std::atomic<bool> reporting{false};
 
-void report(Action action, const void* address, uint64_t bytes) {
-  auto at = reinterpret_cast<uint64_t>(address);
-  if (recording.load(std::memory_order_relaxed)) {
-    Recorder::get().record(action, kCpuPlace, at, bytes);
+[[gnu::cold, gnu::noinline]] void record(Action action, uint64_t address, uint64_t bytes) {
+  if (reporting.load(std::memory_order_relaxed)) {
+    Recorder::get().record(action, kCpuPlace, address, bytes);
   }
-  if (!counting.load(std::memory_order_relaxed)) {
+}
+
+// Inlined where it is called: between two looks, an event takes few more instructions than a call.
+template <Action action>
+[[gnu::always_inline]] inline void report(const void* address, uint64_t bytes) {
+  auto at = reinterpret_cast<uint64_t>(address);
+  if (recording.load(std::memory_order_relaxed)) [[unlikely]] {
+    record(action, at, bytes);
+  }
+  if (!counting_host.load(std::memory_order_relaxed)) {
     return;
   }
-  DeviceTotals& totals = DeviceTotals::get();
-  if (action == Action::kAlloc) {
-    totals.count_host_alloc(at, bytes);
-  } else if (action == Action::kFreeCompleted) {
-    totals.count_host_free(at);
+  if constexpr (action == Action::kAlloc) {
+    DeviceTotals::get().count_host_alloc(at, bytes);
+  } else if constexpr (action == Action::kFreeCompleted) {
+    DeviceTotals::get().count_host_free(at);
   } else {
-    totals.count(action, DeviceType::kCpu, 0, at, bytes);
+    DeviceTotals::get().count(action, DeviceType::kCpu, 0, at, bytes);
   }
 }
 
 // Lives as long as the process: tensors made while tracing outlive the trace.
 void deleter(void* address) {
-  if (address != nullptr && reporting.load(std::memory_order_relaxed)) {
+  if (address != nullptr) {
     // Before the block can be handed out again, so that per address the order is right.
-    report(Action::kFreeCompleted, address, 0);
+    report<Action::kFreeCompleted>(address, 0);
   }
   original_deleter(address);
 }
@@ -53,8 +60,8 @@ class ReportingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     c10::DataPtr data = allocate_or_report(bytes);
-    if (data.get() != nullptr && reporting.load(std::memory_order_relaxed)) {
-      report(Action::kAlloc, data.get(), bytes);
+    if (data.get() != nullptr) {
+      report<Action::kAlloc>(data.get(), bytes);
     }
     (void)data.compare_exchange_deleter(original_deleter, &deleter);
     return data;
@@ -76,9 +83,7 @@ class ReportingAllocator final : public c10::Allocator {
     try {
       return original->allocate(bytes);
     } catch (...) {
-      if (reporting.load(std::memory_order_relaxed)) {
-        report(Action::kOom, nullptr, bytes);
-      }
+      report<Action::kOom>(nullptr, bytes);
       throw;
     }
   }
@@ -137,7 +142,7 @@ bool adopt(c10::StorageImpl& storage) {
       !data.compare_exchange_deleter(original_deleter, &deleter)) {
     return false;
   }
-  report(Action::kSeed, data.get(), storage.nbytes());
+  report<Action::kSeed>(data.get(), storage.nbytes());
   return true;
 }
 

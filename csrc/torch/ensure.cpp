@@ -1,5 +1,6 @@
 #include "ensure.h"
 
+#include "../core/step_rows.h"
 #include "quietly.h"
 
 #include <algorithm>
@@ -87,9 +88,11 @@ std::shared_ptr<Session> Held::session() {
   return session;
 }
 
-void Held::count_steps(const py::function& counter) {
+void Held::count_steps(const py::function& counter, const py::object& rows) {
+  auto* native = rows.cast<StepRows*>();  // null for None
   counter_ = counter;
-  sessions::count_steps(counter_.ptr());
+  rows_ = rows;
+  sessions::count_steps(counter_.ptr(), native);
 }
 
 bool Held::is_open() const {
@@ -103,6 +106,7 @@ bool Held::is_open() const {
 void Held::end() {
   if (py::object counter = std::exchange(counter_, py::object())) {
     sessions::count_no_steps(counter.ptr());
+    rows_ = py::object();
   }
   bool were_open = false;
   for (const auto& known : std::exchange(sessions_, {})) {

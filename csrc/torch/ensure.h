@@ -22,8 +22,9 @@ class Held {
   Held& operator=(const Held&) = delete;
 
   std::shared_ptr<Session> session();
-  // Calls the counter after each training step, until the end.
-  void count_steps(const pybind11::function& counter);
+  // Calls the counter after each training step, until the end; with `rows` (a StepRows or None),
+  // after those that must be told.
+  void count_steps(const pybind11::function& counter, const pybind11::object& rows);
   bool is_open() const;
   // Ends all of it. Calling it twice is harmless.
   void end();
@@ -34,6 +35,7 @@ class Held {
  private:
   std::vector<std::weak_ptr<Session>> sessions_;
   pybind11::object counter_;
+  pybind11::object rows_;  // of the counter
 };
 
 // Wraps the method so that its object's sessions are ended after it. The first does so if the

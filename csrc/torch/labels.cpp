@@ -166,9 +166,13 @@ py::object Watched::find(const Entry& entry, Shelf& last) {
       !leads_to_last()) {
     last = {entry.holder, entry.path, py::object(), 0};
     auto holder = py::reinterpret_steal<py::object>(look::referred_to(entry.holder.ptr()));
-    auto found =
-        py::reinterpret_steal<py::object>(holder ? look::attributes(holder.ptr()) : nullptr);
-    for (Py_ssize_t i = 0; found && i < end; ++i) {
+    py::object found;
+    if (holder) {
+      found = py::reinterpret_steal<py::object>(
+          end > 0 ? look::attribute(holder.ptr(), PyTuple_GET_ITEM(path, 0))
+                  : look::attributes(holder.ptr()));
+    }
+    for (Py_ssize_t i = 1; found && i < end; ++i) {
       PyObject* key = PyTuple_GET_ITEM(path, i);
       found = py::reinterpret_steal<py::object>(look::item(found.ptr(), key));
     }

@@ -189,6 +189,22 @@ PyObject* attributes(PyObject* object) {
   return found;
 }
 
+PyObject* attribute(PyObject* object, PyObject* name) {
+  PyTypeObject* type = Py_TYPE(object);
+  if (type->tp_dictoffset == 0 || PyType_Check(object)) {
+    return nullptr;
+  }
+  PyObject* found = nullptr;
+  if (_PyType_Lookup(type, name) == nullptr) {  // nothing of the class hides it, or runs for it
+    found = PyObject_GenericGetAttr(object, name);
+  } else if (PyObject* all = attributes(object)) {
+    found = Py_XNewRef(PyDict_GetItemWithError(all, name));
+    Py_DECREF(all);
+  }
+  PyErr_Clear();
+  return found;
+}
+
 PyObject* referred_to(PyObject* reference) {
 #if PY_VERSION_HEX >= 0x030d0000
   PyObject* found = nullptr;

@@ -44,6 +44,10 @@ bool is_parameter(PyObject* tensor);
 // The object's own attributes: a new reference to their dictionary, or null if it has none.
 PyObject* attributes(PyObject* object);
 
+// One of them: a new reference, or null. Before Python 3.13, asking for all of them slows the
+// program's own reads of this object from then on; an optimizer reads its state at each parameter.
+PyObject* attribute(PyObject* object, PyObject* name);
+
 // The referent of a weak reference: a new reference, or null once it is gone.
 PyObject* referred_to(PyObject* reference);
 

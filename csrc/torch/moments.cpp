@@ -68,10 +68,7 @@ bool tell(const py::object& listener, Arguments... arguments) {
 
 // An attribute that the object itself has, or null.
 py::object attribute(PyObject* object, PyObject* name) {
-  auto held = py::reinterpret_steal<py::object>(look::attributes(object));
-  PyObject* found = held ? PyDict_GetItemWithError(held.ptr(), name) : nullptr;
-  PyErr_Clear();
-  return py::reinterpret_borrow<py::object>(found);
+  return py::reinterpret_steal<py::object>(look::attribute(object, name));
 }
 
 PyObject* interned(const char* name) {

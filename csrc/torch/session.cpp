@@ -10,6 +10,7 @@
 #include "python_stacks.h"
 #include "reads.h"
 #include "saved_tensors.h"
+#include "step_counters.h"
 
 #include <pybind11/pybind11.h>
 
@@ -31,7 +32,6 @@ namespace {
 // All guarded by the GIL.
 std::map<uint32_t, Wants> wanted;
 std::map<uint32_t, std::shared_ptr<Listening>> who_listens;  // of the same sessions
-bool counting_steps = false;
 sessions::Counted counted;
 std::string problem_with_calls;
 
@@ -186,10 +186,11 @@ std::string apply() {
     saved_tensors::uninstall();
     python_stacks::uninstall();
     std::string problem = hook_allocators(counted);
-    if (counting_steps && !calls::await_steps(true)) {
+    bool counts = step_counters::are_there();
+    if (counts && !calls::await_steps(true)) {
       ops::install(ops::Detail::kSteps);
     } else {
-      calls::await_steps(counting_steps);
+      calls::await_steps(counts);
       ops::uninstall();
     }
     return problem;
@@ -409,13 +410,14 @@ uint32_t open() {
   return static_cast<uint32_t>(wanted.size());
 }
 
-void count_steps(PyObject* counter) {
-  counting_steps = calls::add_step_counter(counter);
+void count_steps(PyObject* counter, StepRows* rows) {
+  step_counters::add(counter, rows);
   apply();
 }
 
 void count_no_steps(PyObject* counter) {
-  counting_steps = calls::remove_step_counter(counter);
+  step_counters::remove(counter);
+  calls::step_counter_removed();
   apply();
 }
 
@@ -429,7 +431,7 @@ std::string count_totals(Counted devices) {
     return "another recorder of this process is always on";
   }
   counted = devices;
-  DeviceTotals::get().begin();
+  DeviceTotals::get().begin(devices.cpu);
   std::string problem = apply();
   if (!problem.empty()) {
     count_totals({});
@@ -464,7 +466,8 @@ void after_fork_in_child() {
   wanted.clear();
   who_listens.clear();
   list_who_listens();
-  counting_steps = calls::remove_all_step_counters();
+  step_counters::remove_all();
+  calls::step_counter_removed();
   counted = {};
   apply();
 }

@@ -23,6 +23,8 @@
 
 namespace pytracer {
 
+class StepRows;
+
 struct Wants {
   ops::Detail detail = ops::Detail::kSteps;
   bool cpu = false;
@@ -121,8 +123,9 @@ class AtMoment {
   AllListening listening_;
 };
 
-// Begins or ends calling the counter after each training step, whether or not anything records.
-void count_steps(PyObject* counter);
+// Begins or ends calling the counter after training steps, whether or not anything records. See
+// step_counters.h.
+void count_steps(PyObject* counter, StepRows* rows);
 void count_no_steps(PyObject* counter);
 
 // Whose allocators are counted by steps (core/device_totals.h), whether or not anything records.

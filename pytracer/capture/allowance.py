@@ -16,6 +16,7 @@ Thread time rather than process time: other threads may spin or load data, and t
 one that trains. The share of the process's time is smaller still.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -71,6 +72,12 @@ class Allowance:
         """Whether a window may begin: the account is not overdrawn."""
         self._earn()
         return self._account >= 0
+
+    def wait(self) -> float:
+        """The least number of seconds until a window may begin; 0 if one may now."""
+        if self.allows():
+            return 0.0
+        return -self._account / self._share if self._share else math.inf
 
     @contextmanager
     def begins(self) -> Iterator[None]:

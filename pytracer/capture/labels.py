@@ -417,7 +417,7 @@ class _Optimizer:
     def _groups(self) -> list[dict[str, Any]]:
         """Returns the parameter groups. A wrapper of an optimizer is asked for its attribute."""
         optimizer = self.reference()
-        groups = C.attributes_of(optimizer).get("param_groups")
+        groups = C.attribute_of(optimizer, "param_groups")
         if groups is None and not is_a(optimizer, torch.optim.Optimizer):
             groups = getattr(optimizer, "param_groups", None)
         return groups if is_a(groups, list) else []
@@ -449,10 +449,18 @@ class _Optimizer:
         """
         return self._old_state_known
 
-    def _besides_state(self) -> dict[str, Any]:
-        """Returns its other attributes. 8-bit optimizers keep code books there for their state."""
-        held = C.attributes_of(self.reference())
-        return {k: v for k, v in held.items() if k not in ("state", "param_groups", "defaults")}
+    def _besides_state(self) -> list[Any]:
+        """Returns its other attributes. 8-bit optimizers keep code books there for their state.
+
+        Python's collector knows them, also while they are no dictionary: see `attribute_of`.
+        """
+        optimizer = self.reference()
+        named = [C.attribute_of(optimizer, name) for name in ("state", "param_groups", "defaults")]
+        held = gc.get_referents(optimizer)
+        wholes = [one for one in held if is_a(one, dict) and "param_groups" in one]
+        held += [value for one in wholes for value in dict.values(one)]
+        others = {id(one) for one in (*named, *wholes)}
+        return [value for value in held if id(value) not in others]
 
     def label_state(self, labels: Labels, *, of_old: bool = False) -> None:
         state = _state_of(self.reference())
@@ -480,15 +488,14 @@ def _optimizers_around(optimizer: Any, frame: FrameType | None) -> Iterator[Any]
         held = C.locals_of(frame) if is_function else frame.f_globals
         for value in [*dict.values(held)][:_MOST_VARIABLES]:
             if value is not optimizer and not is_a(value, (type, ModuleType, torch.nn.Module)):
-                attributes = C.attributes_of(value)
-                groups, state = attributes.get("param_groups"), attributes.get("state")
-                if is_a(groups, list) and is_a(state, dict):
+                groups = C.attribute_of(value, "param_groups")
+                if is_a(groups, list) and is_a(C.attribute_of(value, "state"), dict):
                     yield value
         frame = frame.f_back
 
 
 def _state_of(optimizer: Any) -> dict[Any, Any]:
-    state = C.attributes_of(optimizer).get("state")
+    state = C.attribute_of(optimizer, "state")
     if state is None and not is_a(optimizer, torch.optim.Optimizer):
         state = getattr(optimizer, "state", None)
     return state if is_a(state, dict) else {}

@@ -28,6 +28,7 @@ EVENTS = "events.jsonl"
 _MAGIC = b"pytracer step totals 1\n"
 _HEADER = 4096
 _GROW = 1 << 16
+_LEAST_ROOM = 1 << 13  # more than a step of 64 devices needs
 _FOLDED = 8  # rows of a device that become one
 
 # Name, kind in `struct` and in numpy. Folded rows: the least and the highest peak, and the middle one.
@@ -49,7 +50,8 @@ _FIELDS = (
     ("looked_at", "I", "<u4"),  # how many of them
     ("steps", "I", "<u4"),
 )
-_ROW = struct.Struct("<" + "".join(kind for _, kind, _ in _FIELDS))
+# StepRow of csrc/core/step_rows.h.
+ROW = struct.Struct("<" + "".join(kind for _, kind, _ in _FIELDS))
 
 
 def name_of_look(first: int) -> str:
@@ -73,31 +75,9 @@ class StepRow:
     requests: int
     failed: int
 
-    def pack_into(self, buffer: Any, at: int) -> None:
-        """Writes the row, its number of steps last."""
-        _ROW.pack_into(
-            buffer,
-            at,
-            self.step,
-            self.unix_ns,
-            self.duration_ns,
-            self.peak,
-            self.peak,
-            self.peak,
-            self.now,
-            self.reserved_peak,
-            self.largest,
-            self.requests,
-            self.failed,
-            *self.device,
-            0,
-            self.looked_at,
-            1,
-        )
-
 
 class StepFile:
-    """Writes rows. When the file is full, its older half is folded."""
+    """Has room for rows, which others write there. When the file is full, its older half is folded."""
 
     def __init__(self, path: Path, header: dict[str, Any], most_bytes: int) -> None:
         """Makes the file.
@@ -106,33 +86,38 @@ class StepFile:
             OSError: it cannot be made, or is there already.
         """
         self._path, self._header = path, header
-        self._most = max((most_bytes - _HEADER) // _ROW.size, 4 * _FOLDED)
+        self._most = max((most_bytes - _HEADER) // ROW.size, 4 * _FOLDED)
         self._file = path.open("x+b")
         self._rows = 0
         self._map = self._mapped(_HEADER + _GROW)
         self._write_header()
 
-    def add(self, row: StepRow) -> None:
-        """Adds a row.
+    def room(self, written: int = 0) -> memoryview:
+        """Where the next rows go. Nothing may hold the room before.
+
+        Args:
+            written: how many rows were written into the room before.
 
         Raises:
             OSError: the disk is full.
         """
+        self._rows += written
         if self._rows >= self._most:
             self._fold()
-        at = _HEADER + self._rows * _ROW.size
-        if at + _ROW.size > len(self._map):
+        begin = _HEADER + self._rows * ROW.size
+        if begin + _LEAST_ROOM > len(self._map):
             self._map.close()
-            self._map = self._mapped(at + _GROW)
-        row.pack_into(self._map, at)
-        self._rows += 1
+            self._map = self._mapped(begin + _GROW)
+        end = max(_HEADER + self._most * ROW.size, begin + _LEAST_ROOM)
+        return memoryview(self._map)[begin:end]
 
-    def close(self) -> None:
-        """Ends the file after its last row."""
+    def close(self, written: int = 0) -> None:
+        """Ends the file after its last row; so many were written into the last room."""
         if not self._file.closed:
+            self._rows += written
             self._map.close()
             with contextlib.suppress(OSError):
-                self._file.truncate(_HEADER + self._rows * _ROW.size)
+                self._file.truncate(_HEADER + self._rows * ROW.size)
             self._file.close()
 
     def _mapped(self, size: int) -> mmap.mmap:
@@ -231,7 +216,7 @@ def read(path: Path) -> StepTotals:
         raise errors.UnreadableTrace(
             f"{path} has no totals of steps, or of a newer pytracer"
         ) from None
-    return StepTotals(header, _rows_in(data, (len(data) - _HEADER) // _ROW.size))
+    return StepTotals(header, _rows_in(data, (len(data) - _HEADER) // ROW.size))
 
 
 def _rows_in(buffer: Any, most: int) -> "np.ndarray[Any, Any]":

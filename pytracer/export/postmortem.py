@@ -24,7 +24,7 @@ def render(trace: Trace, terminal: Terminal = PLAIN) -> str:
         "",
         *category_lines(failed.moment, terminal),
         "",
-        *_largest(postmortem.largest(trace, failed.alive), terminal),
+        *largest_lines(postmortem.largest(trace, failed.alive), terminal),
         *_changes(trace, failed, terminal),
     ]
     return "\n".join(line.rstrip() for line in lines)
@@ -70,7 +70,8 @@ def _room(failed: Failure) -> Iterator[str]:
         yield f"short by {size_text(failed.missing)}"
 
 
-def _largest(rows: list[Held], terminal: Terminal) -> Iterator[str]:
+def largest_lines(rows: list[Held], terminal: Terminal) -> Iterator[str]:
+    """A row for each of the largest holders."""
     for i, row in enumerate(rows):
         title = "largest" if i == 0 else ""
         name = row.name or row.op

@@ -146,10 +146,11 @@ class Callback:
             errors.warn(str(problem))
 
     def _send(self, rows: list[StepRow]) -> None:
+        categories = {} if self._recorder is None else self._recorder.categories
         if rows:
-            _, self._new = scalars.of_step(rows)
+            _, self._new = scalars.of_step(rows, categories)
         if environment.rank() == 0:
-            scalars.log_step(rows, writer=self._writer)
+            scalars.log_step(rows, writer=self._writer, categories=categories)
             if self._log is not None:
                 scalars.add_line_of_step(rows, self._log)
 

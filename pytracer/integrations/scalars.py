@@ -7,8 +7,10 @@ imports none of them.
 import contextlib
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pytracer import errors
@@ -35,14 +37,24 @@ def of(traced: Views) -> dict[str, float]:
     return figures
 
 
-def of_step(rows: list[StepRow]) -> tuple[str, dict[str, float]]:
-    """The device that matters most in a step, accelerators first, and its bytes by name."""
+def of_step(
+    rows: list[StepRow], categories: Mapping[str, Mapping[str, int]]
+) -> tuple[str, dict[str, float]]:
+    """The device that matters most in a step, accelerators first, and its bytes by name.
+
+    Args:
+        rows: of the step.
+        categories: those of the last look's peak, by device: between looks nobody sees any.
+    """
     row = max(rows, key=lambda row: (row.device[0] > 0, row.peak))
-    return device_name(*row.device), {
+    device = device_name(*row.device)
+    held = categories.get(device, {})
+    return device, {
         "memory/peak_bytes": float(row.peak),
         "memory/now_bytes": float(row.now),
         "memory/reserved_bytes": float(row.reserved_peak),
         "memory/failed_requests": float(row.failed),
+        **{f"memory/{name}{_AT_PEAK}": float(amount) for name, amount in held.items() if amount},
     }
 
 
@@ -51,10 +63,15 @@ def log(traced: Views, *, writer: Any = None, step: int = 0) -> None:
     _send(of(traced), writer, step, traced.peak.device)
 
 
-def log_step(rows: list[StepRow], *, writer: Any = None) -> None:
+def log_step(
+    rows: list[StepRow],
+    *,
+    writer: Any = None,
+    categories: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
+) -> None:
     """Sends a step's figures there, from a recorder that is always on."""
     if rows:
-        device, figures = of_step(rows)
+        device, figures = of_step(rows, categories)
         _send(figures, writer, rows[0].step, device, is_step=True)
 
 

@@ -64,6 +64,15 @@ class History(Steps):
         ]
         return frames.joined(parts).set_index("step")
 
+    def post_mortem(self) -> str:
+        """Returns a page about memory that ran out between two looks; "" if it did not."""
+        from pytracer.export import history_postmortem
+
+        if not self.looks or not self.devices:
+            return ""
+        last = self.looks[-1]
+        return history_postmortem.render(self, last, self.look(last.step).data)
+
     def document(self) -> dict[str, Any]:
         """What the screen shows, for programs."""
         return {

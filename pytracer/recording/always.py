@@ -35,14 +35,16 @@ from pytracer.data.step_totals import StepFile, StepRow
 from pytracer.reading import look as reading_look
 from pytracer.recording import beside
 from pytracer.recording.api import is_out_of_memory, trace
-from pytracer.recording.looks import DEPARTS, FIRST, GROWS, STEPS, Looks
+from pytracer.recording.looks import Why, name_of
 
 SHARE = 0.005  # of the training thread's time, for looks
 DEFAULT_SIZE = 64_000_000
 
 _MOST_EVENTS = 4_000_000  # of a look
+_NO_LIMIT = 2**63 - 1
 _NEAR = 0.95  # a peak above this share of the device's memory is an alarm
 _LONGEST = 300  # of an exception's text
+_LONGEST_WAIT = 3600.0  # seconds until a look that is wanted is asked for again
 _LAST = 3  # looks that are kept because they are the last ones
 _PATIENCE = 10.0  # seconds to wait for the reader as the program ends
 _log = logging.getLogger("pytracer")
@@ -87,23 +89,27 @@ class always:  # noqa: N801 - reads as a word: `with always():`
         self._each, self._every = each, max(every, 1)
         self._held = Held()
         self._allowance = Allowance(share=share)
-        self._looks = Looks()
         self._file: StepFile | None = None
+        self._rows: Any = None  # csrc/core/step_rows.h
         self._look: Any = None
-        self._look_from, self._look_reason = 0, ""
+        self._look_from, self._look_reason = 0, Why.NOTHING
         self._reader = _Reader()
-        self._kept: dict[int, str] = {}  # looks that are on the disk: reason by first step
+        self._kept: dict[int, Any] = {}  # looks that are on the disk: reason by first step
         self._grows_on = ""  # the device that grew last
         self._highest = (0, -1)  # peak in a look, and the look's first step
-        self._told: set[str] = set()
+        self._told_once: set[str] = set()
         self._user_steps = self._counts = False
         self._owner = os.getpid()  # a forked child counts nothing
-        self._limits: dict[int, int] = {}  # bytes of each card
-        self._ended_ns = 0
-        self.step = 0  # the number of steps that are over
         self.folder: Path | None = None  # once it is made
+        # With `each`: each device's bytes by category, at the peak of the last look that was read.
+        self.categories: dict[str, dict[str, int]] = {}
         self.failed = False  # whether an allocation that failed ended the program
         self.last: Any = None  # the look that saw the end, if one did
+
+    @property
+    def step(self) -> int:
+        """The number of steps that are over."""
+        return 0 if self._rows is None else int(self._rows.steps)
 
     def begin(self) -> "always":
         """Begins to count.
@@ -120,9 +126,8 @@ class always:  # noqa: N801 - reads as a word: `with always():`
             self._remove_folder()
             raise errors.CaptureError(problem)
         self._counts = True
-        self._ended_ns = time.time_ns()
         self._begin_look()
-        self._held.count_steps(self._stepped)
+        self._held.count_steps(self._told, self._rows)
         return self
 
     def end(self, error: BaseException | None = None) -> None:
@@ -140,8 +145,7 @@ class always:  # noqa: N801 - reads as a word: `with always():`
         C.count_totals(cpu=False, device=False)
         self._hear(self._reader.finish())
         self._note("ended")
-        file, self._file = self._file, None
-        file.close()
+        self._close_file()
         if self.step == 0 and not self._kept:
             self._remove_folder()
 
@@ -150,7 +154,8 @@ class always:  # noqa: N801 - reads as a word: `with always():`
         if not self._user_steps:
             self._user_steps = True
             self._held.end()
-        self._stepped()
+        if self._file is not None and self._rows.end_step():
+            self._told()
 
     def __enter__(self) -> "always":
         """Begins to count."""
@@ -162,68 +167,82 @@ class always:  # noqa: N801 - reads as a word: `with always():`
 
     # ---------------------------------------------------------------- steps
 
-    def _stepped(self) -> None:
-        """A step is over. Whatever goes wrong here ends the recorder, and not the program."""
+    def _told(self) -> None:
+        """A step is over of which csrc/core/step_rows.h tells.
+
+        Whatever goes wrong here ends the recorder, and not the program.
+        """
         if self._file is None:
             return
         try:
-            self._count()
+            if not self._rows.write_last():
+                self._make_room(self._file)
+                self._rows.write_last()
+            self._take_step()
             if self._look is not None:
-                if self.step - self._look_from >= STEPS[self._look_reason]:
+                if self.step - self._look_from >= self._look_reason.steps:
                     self._end_look()
-            elif self._looks.wanted and self._allowance.allows():
-                self._begin_look()
+            elif self._rows.looks.wanted != Why.NOTHING:
+                self._look_if_allowed()
             self._hear(self._reader.done())
+            self._rows.is_awaited = self._reader.is_busy
         except Exception as problem:  # the program's step must not fail
             _log.warning("always() stops, and the program goes on: %s", problem)
             self._give_up()
 
-    def _count(self) -> None:
-        """Writes what each device did in the step."""
-        assert self._file is not None
-        step, now = self.step, time.time_ns()
-        took, self._ended_ns = now - self._ended_ns, now
+    def _take_step(self) -> None:
+        """Notes what was special about the step, and sends it on."""
         rows = []
-        for kind, index, *counted in C.end_step_of_totals():
-            device = (kind, index)
-            row = StepRow(step, now, max(took, 0), self._look is not None, device, *counted)
-            self._file.add(row)
+        for found, *counted in self._rows.last:
+            row = StepRow(*counted)
             rows.append(row)
             if self._look is not None:
                 self._highest = max(self._highest, (row.peak, self._look_from))
-            found = self._looks.saw(step, device, row.peak, row.now)
-            if found:
-                name = device_name(*device)
-                self._note(found, peak=row.peak, now=row.now, device=name)
-                self._grows_on = name if found == GROWS else self._grows_on
+            if found != Why.NOTHING:
+                name = device_name(*row.device)
+                self._note(name_of(found), row.step, peak=row.peak, now=row.now, device=name)
+                self._grows_on = name if found == Why.GROWS else self._grows_on
             if row.failed:
-                text = f"step {step}: {row.failed} requests for memory failed"
-                self._warn(text, once=f"failed {device}")  # the rows count the others
-            if kind:
-                self._compare_with_the_card(index, row.peak)
-        self.step += 1
+                text = f"step {row.step}: {row.failed} requests for memory failed"
+                self._warn(text, f"failed {row.device}", row.step)  # the rows count the others
+            self._compare_with_the_card(row)
         if self._each is not None and self.step % self._every == 0:
             try:
                 self._each(rows)
             except Exception as problem:  # such as a logger's connection
                 _log.warning("no figures are sent any more: %s", problem)
-                self._each = None
+                self._each, self._rows.every = None, 0
 
-    def _compare_with_the_card(self, index: int, peak: int) -> None:
+    def _compare_with_the_card(self, row: StepRow) -> None:
+        """Tells once that a peak is near the card's memory. Learns how much that is."""
         import torch
 
-        if index not in self._limits:
-            self._limits[index] = torch.cuda.get_device_properties(index).total_memory
-        most = self._limits[index]
-        if peak > _NEAR * most:
-            sizes = f"{size_text(peak)} of {size_text(most)}"
-            self._warn(f"step {self.step}: cuda:{index} is at {sizes}", once=f"near {index}")
+        kind, index = row.device
+        limit = _NO_LIMIT
+        if kind and f"near {index}" not in self._told_once:
+            most = torch.cuda.get_device_properties(index).total_memory
+            limit = int(_NEAR * most)
+            if row.peak > limit:
+                sizes = f"{size_text(row.peak)} of {size_text(most)}"
+                self._warn(
+                    f"step {row.step}: cuda:{index} is at {sizes}", f"near {index}", row.step
+                )
+                limit = _NO_LIMIT
+        self._rows.set_limit(row.device, limit)
 
     # ---------------------------------------------------------------- looks
 
+    def _look_if_allowed(self) -> None:
+        """Looks at the next step, or says when to ask again."""
+        wait = self._allowance.wait()
+        if wait <= 0:
+            self._begin_look()
+        else:
+            self._rows.asks_from = time.time_ns() + int(min(wait, _LONGEST_WAIT) * 1e9)
+
     def _begin_look(self) -> None:
         assert self.folder is not None
-        self._look_from, self._look_reason = self.step, self._looks.wanted
+        self._look_from, self._look_reason = self.step, self._rows.looks.wanted
         look = trace(
             *self._targets,
             devices=self._devices,
@@ -232,23 +251,27 @@ class always:  # noqa: N801 - reads as a word: `with always():`
             max_events=_MOST_EVENTS,
             table=False,
         )
-        look.is_read = self._look_reason == GROWS  # then the variables are needed
+        look.is_read = self._look_reason == Why.GROWS  # then the variables are needed
         look.first_step = self.step
         with self._allowance.begins(), errors.collected_warnings():
             self._look = look.__enter__()
+        self._rows.is_looking = True
 
     def _end_look(self, error: BaseException | None = None) -> None:
         look, self._look = self._look, None
+        self._rows.is_looking = False
         reason, first = self._look_reason, self._look_from
         with self._allowance.ends(), errors.collected_warnings():
             look.__exit__(None if error is None else type(error), error, None)
-        self._looks.looked(reason, max(self.step - 1, 0))
+        self._rows.looks.looked(reason, max(self.step - 1, 0))
         if not _has_tensors(look):
             return
-        self._note("look", reason=reason, first=first, steps=self.step - first)
+        self._note("look", reason=name_of(reason), first=first, steps=self.step - first)
         self._kept[first] = reason
-        if reason == GROWS:
-            self._reader.read(self._path_of(first), self._grows_on)
+        if reason == Why.GROWS:
+            self._reader.find(self._path_of(first), self._grows_on)
+        if self._each is not None:
+            self._reader.split(self._path_of(first))
         self._drop_looks()
 
     def _drop_looks(self) -> None:
@@ -256,10 +279,7 @@ class always:  # noqa: N801 - reads as a word: `with always():`
         sizes = {first: self._bytes_of(first) for first in self._kept}
         last = sorted(self._kept)[-_LAST:]
         always = {min(self._kept), self._highest[1], *last}
-        value = {
-            first: (reason in (DEPARTS, GROWS, FIRST), first)
-            for first, reason in self._kept.items()
-        }
+        value = {first: (reason != Why.DUE, first) for first, reason in self._kept.items()}
         for first in sorted(set(self._kept) - always, key=value.__getitem__):
             is_plain = not value[first][0]
             if not is_plain and sum(sizes.values()) <= self._size // 2:
@@ -268,8 +288,10 @@ class always:  # noqa: N801 - reads as a word: `with always():`
             self._path_of(first).unlink(missing_ok=True)
 
     def _hear(self, findings: Iterable[dict[str, Any]]) -> None:
-        """Takes what the reader's process has found in looks at growth."""
+        """Takes what the reader's process has found in looks."""
         for finding in findings:
+            if finding["kind"] == "categories":
+                self.categories[finding["device"]] = finding["bytes"]
             if finding["kind"] == "unread":
                 self._note("unread", text="the process that reads looks has failed")
             if finding["kind"] == "growth" and finding["change"]:
@@ -286,19 +308,20 @@ class always:  # noqa: N801 - reads as a word: `with always():`
 
     # ---------------------------------------------------------------- what is told
 
-    def _note(self, kind: str, **about: Any) -> None:
-        """Writes a line into the folder."""
+    def _note(self, kind: str, step: int | None = None, **about: Any) -> None:
+        """Writes a line about a step, or the one that goes on, into the folder."""
         assert self.folder is not None
-        line = json.dumps({"kind": kind, "step": self.step, "unix_ns": time.time_ns(), **about})
+        step = self.step if step is None else step
+        line = json.dumps({"kind": kind, "step": step, "unix_ns": time.time_ns(), **about})
         with (self.folder / step_totals.EVENTS).open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
 
-    def _warn(self, text: str, once: str = "") -> None:
+    def _warn(self, text: str, once: str = "", step: int | None = None) -> None:
         """Raises an alarm, but no second one of the same `once`, or of the same text."""
-        if (once or text) in self._told:
+        if (once or text) in self._told_once:
             return
-        self._told.add(once or text)
-        self._note("alarm", text=text)
+        self._told_once.add(once or text)
+        self._note("alarm", step, text=text)
         _log.warning("%s", text)
         if self._alarm is not None:
             self._alarm(text)
@@ -315,11 +338,26 @@ class always:  # noqa: N801 - reads as a word: `with always():`
         try:
             path.mkdir(parents=True)
             self._file = StepFile(path / step_totals.NAME, header, self._size // 2)
+            self._rows = C.StepRows()
+            self._rows.every = self._every if self._each is not None else 0
+            self._rows.write_to(self._file.room())
         except FileExistsError:
             raise errors.CannotWrite(f"{path} exists, and is not replaced: name another") from None
         except OSError as problem:
             raise errors.CannotWrite(f"cannot make {path}: {problem.strerror}") from None
         self.folder = path.absolute()
+
+    def _make_room(self, file: StepFile) -> None:
+        written = self._rows.written
+        self._rows.write_to(None)
+        self._rows.write_to(file.room(written))
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            written = self._rows.written
+            self._rows.write_to(None)
+            file.close(written)
 
     def _remove_folder(self) -> None:
         """The program has made no tensors: nothing stays of it."""
@@ -330,8 +368,8 @@ class always:  # noqa: N801 - reads as a word: `with always():`
 
     def _give_up(self) -> None:
         """Ends without a result: something of ours has failed."""
-        file, self._file = self._file, None
         self._held.end()
+        self._close_file()
         self._reader.stop()
         if self._counts:
             self._counts = False
@@ -339,8 +377,6 @@ class always:  # noqa: N801 - reads as a word: `with always():`
         if self._look is not None:
             with contextlib.suppress(Exception):
                 self._look.__exit__(None, None, None)
-        if file is not None:
-            file.close()
 
 
 def _has_tensors(look: Any) -> bool:
@@ -351,19 +387,27 @@ def _has_tensors(look: Any) -> bool:
 
 
 class _Reader:
-    """Finds what is wrong in looks, in a process beside the program, one look after the other."""
+    """Reads looks, in a process beside the program, one after the other."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[Path, str]] = []
+        self._waiting: list[tuple[str, tuple[str, ...]]] = []
         self._process: subprocess.Popen[bytes] | None = None
+        self._reads = ""  # what it does
 
-    def read(self, path: Path, device: str) -> None:
-        """Reads a look at a device as soon as the one before it is read."""
-        self._waiting.append((path, device))
+    def find(self, path: Path, device: str) -> None:
+        """Finds what is wrong with a device in a look."""
+        self._waiting.append((reading_look.print_findings.__name__, (str(path), device)))
+        self._begin()
+
+    def split(self, path: Path) -> None:
+        """Splits the peak of a look by category. Nobody asks for an earlier look any more."""
+        function = reading_look.print_categories.__name__
+        self._waiting = [one for one in self._waiting if one[0] != function]
+        self._waiting.append((function, (str(path),)))
         self._begin()
 
     def done(self) -> list[dict[str, Any]]:
-        """The findings of a look, if one was read since the last call; one of kind "unread" if not."""
+        """What was read in a look since the last call; one of kind "unread" if it failed."""
         if self._process is None or self._process.poll() is None:
             return []
         process, self._process = self._process, None
@@ -374,16 +418,26 @@ class _Reader:
         except ValueError:
             return [{"kind": "unread"}]
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a look is being read."""
+        return self._process is not None
+
     def finish(self) -> list[dict[str, Any]]:
-        """Waits a while for the last look: the ones before it say the same."""
-        del self._waiting[:-1]
+        """Waits a while for what is wrong in the last look: the ones before it say the same."""
+        findings = reading_look.print_findings.__name__
+        self._waiting = [one for one in self._waiting if one[0] == findings][-1:]
         found, until = [], time.monotonic() + _PATIENCE
         while self._process is not None:
+            is_wanted = self._reads == findings
+            if not is_wanted:
+                self._process.kill()  # no step will be told of it
             try:
                 self._process.wait(max(until - time.monotonic(), 0))
             except subprocess.TimeoutExpired:
                 self.stop()
-            found += self.done()
+            read = self.done()
+            found += read if is_wanted else []
         return found
 
     def stop(self) -> None:
@@ -397,7 +451,7 @@ class _Reader:
     def _begin(self) -> None:
         if self._process is not None or not self._waiting:
             return
-        path, device = self._waiting.pop(0)
+        self._reads, words = self._waiting.pop(0)
         self._process = beside.call(
-            reading_look.__name__, "print_findings", (str(path), device), output=subprocess.PIPE
+            reading_look.__name__, self._reads, words, output=subprocess.PIPE
         )

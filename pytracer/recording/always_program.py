@@ -87,5 +87,9 @@ class AlwaysProgram:
             self._tell.line(f"{recorder.step:,} steps; look at them:  {look}")
             return
         page = recorder.last.post_mortem() if recorder.failed and recorder.last else ""
-        page = page or "The failure came between two looks: totals of each step are there."
-        self._why = f"{page}\nLook at the {recorder.step:,} steps before it:  {look}"
+        if recorder.failed and not page:
+            from pytracer.reading.history import History
+
+            page = History(folder).post_mortem()
+        page = page and f"{page}\n\n"
+        self._why = f"{page}Look at the {recorder.step:,} steps before it:  {look}"

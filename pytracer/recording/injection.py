@@ -50,7 +50,8 @@ settings set target.preload-symbols false
 process attach --pid {pid}
 {map}
 memory write --infile line {page:#x}
-expression -- ((int (*)(void *, void *)) &Py_AddPendingCall)((void *) &PyRun_SimpleString, (void *) {page:#x})
+expression -- unsigned long $run = (unsigned long) &PyRun_SimpleString
+expression -- ((int (*)(void *, void *)) &Py_AddPendingCall)((void *) $run, (void *) {page:#x})
 process detach
 quit
 """

@@ -37,7 +37,10 @@ struct Reference {
   }
 };
 
-StepTotals only(const std::vector<StepTotals>& rows) {
+// Ends the step, in which one device was used.
+StepTotals only() {
+  std::vector<StepTotals> rows;
+  DeviceTotals::get().end_step([&](size_t, const StepTotals& totals) { rows.push_back(totals); });
   CHECK_EQ(rows.size(), size_t{1});
   return rows.at(0);
 }
@@ -62,7 +65,7 @@ TEST(totals_of_any_events_equal_a_plain_reference) {
           reference.blocks.erase(known);
         }
       }
-      StepTotals row = only(DeviceTotals::get().end_step());
+      StepTotals row = only();
       CHECK_EQ(row.now, reference.now());
       CHECK_EQ(row.peak, reference.peak);
       CHECK_EQ(row.largest, reference.largest);
@@ -77,7 +80,7 @@ TEST(totals_leave_out_blocks_of_the_host_from_before) {
   DeviceTotals::get().begin();
   DeviceTotals::get().count(Action::kFreeCompleted, DeviceType::kCpu, 0, 64, 0);
   DeviceTotals::get().count(Action::kSeed, DeviceType::kCpu, 0, 128, 1000);
-  CHECK_EQ(only(DeviceTotals::get().end_step()).now, int64_t{0});
+  CHECK_EQ(only().now, int64_t{0});
   DeviceTotals::end();
 }
 
@@ -93,7 +96,7 @@ TEST(totals_know_what_a_device_held_at_its_snapshot) {
   DeviceTotals::get().count(Action::kSeed, kCuda, 3, 64, 500);
   DeviceTotals::get().end_seeding();
   DeviceTotals::get().count(Action::kSeed, kCuda, 3, 64, 500);  // of a look
-  StepTotals row = only(DeviceTotals::get().end_step());
+  StepTotals row = only();
   CHECK_EQ(row.now, int64_t{500});
   CHECK_EQ(row.peak, int64_t{570});
   CHECK_EQ(row.reserved, int64_t{2048});
@@ -105,8 +108,8 @@ TEST(totals_know_what_a_device_held_at_its_snapshot) {
 TEST(a_failed_request_is_counted_in_its_step_only) {
   DeviceTotals::get().begin();
   DeviceTotals::get().count(Action::kOom, DeviceType::kCuda, 0, 0, 1 << 20);
-  CHECK_EQ(only(DeviceTotals::get().end_step()).failed, uint64_t{1});
-  CHECK_EQ(only(DeviceTotals::get().end_step()).failed, uint64_t{0});
+  CHECK_EQ(only().failed, uint64_t{1});
+  CHECK_EQ(only().failed, uint64_t{0});
   DeviceTotals::end();
 }
 

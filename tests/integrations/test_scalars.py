@@ -3,6 +3,7 @@
 import inspect
 import json
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -124,7 +125,12 @@ def test_opentelemetry_names_the_card(monkeypatch) -> None:
     metrics.Meter = SimpleNamespace(create_gauge=None)  # type: ignore[attr-defined]
     metrics.get_meter = lambda _: SimpleNamespace(create_gauge=gauge)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "opentelemetry.metrics", metrics)
-    scalars.log_step([a_step(1, CARD, 400)])
+    scalars.log_step([a_step(1, CARD, 400)], categories={"cuda:3": {"gradients": 30}})
+    assert (
+        "hw.gpu.memory.usage",
+        30.0,
+        {"hw.id": "cuda:3", "pytracer.category": "gradients"},
+    ) in told
     assert ("hw.gpu.memory.usage", 200.0, {"hw.id": "cuda:3"}) in told
     assert ("pytracer_memory_peak_bytes", 400.0, {"hw.id": "cuda:3"}) in told
     scalars._send({"memory/weights_at_peak": 8.0}, None, 0, "cuda:3")
@@ -149,6 +155,25 @@ def test_always_on_sends_every_nth_step(tmp_path, monkeypatch) -> None:
     history = pytracer.History("mine.always").steps()
     assert [line["step"] for line in lines] == [1, 3, 5]
     assert [line["peak"] for line in lines] == history.peak.tolist()[1::2]
+
+
+def test_a_step_has_the_categories_of_the_last_look(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    weight = torch.nn.Parameter(torch.ones(1000))
+    optimizer = torch.optim.SGD([weight])
+    callback = Callback(always="mine.always", devices="cpu")
+    callback.begin()
+    figures, until = {}, time.monotonic() + 120  # another process reads the look
+    while "memory/gradients_at_peak" not in figures and time.monotonic() < until:
+        (weight * 2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        figures = callback.new_scalars()
+    callback.end()
+    history = pytracer.History("mine.always")
+    of_looks = [history.look(look.step).peak.by_category for look in history.looks]
+    assert figures["memory/gradients_at_peak"] in [held["gradients"] for held in of_looks]
+    assert figures["memory/peak_bytes"] > 0
 
 
 def test_a_logger_that_fails_ends_no_recorder(tmp_path) -> None:
