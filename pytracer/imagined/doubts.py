@@ -38,7 +38,15 @@ _BOOKKEEPING = (
     "fx/passes/",
 )
 # They run the operators that the program asked for.
-_WRAPPERS = ("_dynamo/eval_frame.py", "_dynamo/external_utils.py", "_prims/rng_prims.py")
+_WRAPPERS = (
+    "_dynamo/eval_frame.py",
+    "_dynamo/external_utils.py",
+    "_functorch/_aot_autograd/runtime_wrappers.py",
+    "_functorch/_aot_autograd/subclass_codegen.py",
+    "_functorch/_aot_autograd/utils.py",
+    "_inductor/utils.py",
+    "_prims/rng_prims.py",
+)
 _SHARDED = "torch.distributed.tensor"  # the module of the class of sharded tensors
 
 
@@ -94,7 +102,7 @@ def _place(file: str) -> str | None:
     if not file.startswith(_TORCH):
         return None
     inside = file.removeprefix(_TORCH)
-    return inside if inside.startswith(_BOOKKEEPING) and inside not in _WRAPPERS else ""
+    return inside if inside.startswith(_BOOKKEEPING) and not inside.startswith(_WRAPPERS) else ""
 
 
 def _share(tensor: Any) -> int:

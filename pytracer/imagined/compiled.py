@@ -1,0 +1,313 @@
+"""Follows `torch.compile`: the compiler runs, and what it wrote runs without its kernels.
+
+Dynamo, AOTAutograd, the partitioner and Inductor see fake tensors of their own, none of our modes,
+and torch as it is. Inductor's plan of memory is the Python file that it writes. That file is run:
+what it allocates is imagined, its kernels do nothing, and what it calls of torch (products,
+convolutions, attention) is an operator of the program like any other.
+"""
+
+import contextlib
+import functools
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+
+from pytracer.basics import private_torch
+from pytracer.imagined.patches import aside, replaced
+from pytracer.recording.start import after_import
+
+# What Inductor is told: to write Python, and to ask and to keep nothing outside of this run.
+_SETTINGS = {
+    "compile_threads": 1,
+    "cpp.vec_isa_ok": True,
+    "cpp_wrapper": False,
+    "force_disable_caches": True,
+}
+# Settings that take memory in ways that are not followed, and what is not known then.
+_NOT_FOLLOWED = {
+    "cpp_wrapper": "C++ code allocates (cpp_wrapper)",
+    "max_autotune": "kernels are chosen by timing (max-autotune)",
+    "max_autotune_gemm": "kernels are chosen by timing (max-autotune)",
+    "max_autotune_pointwise": "kernels are chosen by timing (max-autotune)",
+    "memory_planning": "blocks are cut out of pools (memory_planning)",
+    "triton.cudagraphs": "CUDA graphs keep a pool (reduce-overhead)",
+}
+_ABOUT_DEVICES = (
+    "torch._inductor.runtime.hints",
+    "torch._inductor.utils",
+    "torch.utils._triton",
+)
+_TRITON = ("triton", "triton.language")  # what Inductor's files import, and use for kernels only
+_STOPPED = (
+    "the compiler stopped where there is no card ({kind}: {said}), so that code is counted as eager"
+)
+_MOST_SAID = 160
+_CUDA_ARGUMENT = re.compile(r"^def \w+\((.*?)\):", re.M | re.S)
+_ALIGNMENT = 16  # bytes, as Inductor asks of inputs
+
+
+class Compiler:
+    """The compiler of one imagined run."""
+
+    def __init__(self, forget: Callable[[list[Any]], None]) -> None:
+        """Nothing is compiled yet. `forget`: is told of tensors that a kernel writes."""
+        self._forget = forget
+        self._why: dict[str, None] = {}
+        self._padded = 0
+        self._has_compiled = False
+
+    def document(self) -> dict[str, Any]:
+        """Why the compiled code may take other memory on a card."""
+        return {"not_followed": list(self._why), "padded": self._padded}
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Follows what is compiled inside the block. Afterwards torch compiles it again."""
+        with contextlib.ExitStack() as stack:
+            compile_ = torch.compile
+
+            @functools.wraps(compile_)
+            def imported_first(*arguments: Any, **options: Any) -> Any:
+                with aside(everything=True):  # a module may keep what it finds as it is imported
+                    for module in put:
+                        importlib.import_module(module)
+                return compile_(*arguments, **options)
+
+            stack.enter_context(replaced(torch, "compile", imported_first))
+            put = {private_torch.DYNAMO: self._dynamo, private_torch.INDUCTOR: self._inductor}
+            for module, patches in put.items():
+
+                def enter(patches: Any = patches) -> None:
+                    for patch in patches():
+                        stack.enter_context(patch)
+
+                stack.callback(after_import(module, enter))
+            _forget_devices()
+            yield
+        _forget_devices()
+        if self._has_compiled:
+            torch.compiler.reset()  # no kernel of what was compiled here does anything
+
+    def _stopped(self, error: Exception) -> None:
+        cause = getattr(error, "inner_exception", None) or error
+        said = (str(cause).strip().splitlines() or [""])[0]
+        self._why[_STOPPED.format(kind=type(cause).__name__, said=said[:_MOST_SAID])] = None
+
+    # ------------------------------------------------------------ Dynamo
+
+    def _dynamo(self) -> Iterator[contextlib.AbstractContextManager[Any]]:
+        converter, graph = private_torch.frame_converter, private_torch.dynamo_graph
+        convert = converter.__call__
+        with aside(everything=True):  # these know functions by their identity
+            private_torch.dynamo_rules.get_torch_obj_rule_map()
+            private_torch.dynamo_functions._get_handlers()
+
+        def outside(callback: Any, *frame: Any) -> Any:
+            self._has_compiled = True
+            try:
+                with private_torch.without_modes(), aside():
+                    return convert(callback, *frame)
+            except (private_torch.backend_failed, private_torch.dynamo_failed) as error:
+                self._stopped(error)
+                return private_torch.frame_not_compiled()
+
+        yield replaced(converter, "__call__", outside)
+        yield replaced(graph, "example_inputs", _example_inputs)
+        # The compiler's modes must not touch a device, either.
+        yield replaced(private_torch.FakeTensorMode, "avoid_device_init", property(lambda _: True))
+
+        interfaces = private_torch.device_interfaces
+        for name in ("current_devices", "device_properties"):
+            yield replaced(interfaces, f"caching_worker_{name}", {})
+        for name, one in vars(interfaces.CudaInterface).items():
+            if isinstance(one, staticmethod) and hasattr(torch.cuda, name):  # of the real card
+                yield replaced(interfaces.CudaInterface, name, staticmethod(_of_cuda(name)))
+
+    # ------------------------------------------------------------ Inductor
+
+    def _inductor(self) -> Iterator[contextlib.AbstractContextManager[Any]]:
+        inductor, modules = private_torch.inductor, private_torch.inductor_modules
+        yield replaced(inductor, "compile_fx", self._compiling(inductor.compile_fx))
+        for module in (private_torch.inductor_scheduler, private_torch.padding):
+            yield replaced(module, "has_triton", lambda: True)  # nobody calls it
+        yield replaced(private_torch.triton_facts, "triton_hash_with_backend", lambda: "")
+        padding = private_torch.padding
+        yield replaced(padding, "_should_pad", self._padding(padding._should_pad))
+        folder = private_torch.constant_folder
+        yield replaced(folder, "_deduce_value", _on_the_host(folder._deduce_value))
+        yield replaced(private_torch.inductor_utils, "copy_misaligned_inputs", _copy_misaligned)
+        # Modules of this run are no others', and theirs not ours: the kernels differ.
+        yield replaced(modules, "modules_no_attr", {})
+        load = modules.load_by_key_path
+
+        def load_without_triton(*arguments: Any, **options: Any) -> Any:
+            private_torch.triton_heuristics  # noqa: B018 - imports it while it sees the real one
+            with mock.patch.dict(sys.modules, {name: ModuleType(name) for name in _TRITON}):
+                return load(*arguments, **options)
+
+        yield replaced(modules, "load_by_key_path", load_without_triton)
+        for name, kernel in self._kernels().items():
+            yield replaced(private_torch.inductor_kernels, name, kernel)
+        for name, allocate in _ALLOCATES.items():
+            yield replaced(private_torch.guards, name, allocate)
+
+    def _compiling(self, compile_fx: Callable[..., Any]) -> Callable[..., Any]:
+        settings, joint = private_torch.inductor_settings, private_torch.functorch_settings
+
+        @functools.wraps(compile_fx)
+        def run(
+            graph: Any, inputs: Any, *rest: Any, config_patches: Any = None, **options: Any
+        ) -> Any:
+            asked = {name: settings.get_config_copy()[name] for name in _NOT_FOLLOWED}
+            asked |= config_patches or {}
+            for name, why in _NOT_FOLLOWED.items():
+                if asked[name]:
+                    self._why[why] = None
+            given = {**(config_patches or {}), **_SETTINGS, **dict.fromkeys(_NOT_FOLLOWED, False)}
+            with (
+                settings.patch(given),
+                joint.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
+            ):
+                return compile_fx(graph, inputs, *rest, **options)
+
+        return run
+
+    def _padding(self, should_pad: Callable[..., bool]) -> Callable[..., bool]:
+        """Torch's answer, but where it would measure. Then it pads, which only the card knows."""
+
+        def asked(match: Any, one: Any, other: Any, *rest: Any, **options: Any) -> bool:
+            def measured(key: str) -> bool:
+                self._padded = max(self._padded, one.nbytes, other.nbytes)
+                return True
+
+            with replaced(private_torch.padding, "get_cached_should_pad", measured):
+                return should_pad(match, one, other, *rest, **options)
+
+        return asked
+
+    def _kernels(self) -> Mapping[str, Callable[..., Any]]:
+        def of_host(_: Any, arguments: list[str], *__: Any, **___: Any) -> "_Kernel":
+            written = [not one.startswith("const ") for one in arguments]
+            return _Kernel(self._forget, written)
+
+        def of_card(_: Any, name: str, source: str, *__: Any, **___: Any) -> "_Kernel":
+            found = _CUDA_ARGUMENT.search(source)
+            names = found[1].split(",") if found else []
+            return _Kernel(self._forget, ["out_ptr" in one for one in names])
+
+        return {"cpp_pybinding": of_host, "triton": of_card}
+
+
+def _of_cuda(name: str) -> Callable[..., Any]:
+    return lambda *arguments: getattr(torch.cuda, name)(*arguments)
+
+
+def _forget_devices() -> None:
+    """Drops what Inductor has noted of the card that there was."""
+    for name in _ABOUT_DEVICES:
+        for owner in _classes_too(sys.modules.get(name)):
+            for one in vars(owner).values():
+                clear = getattr(getattr(one, "__func__", one), "cache_clear", None)
+                if clear is not None:
+                    clear()
+
+
+def _classes_too(module: Any) -> list[Any]:
+    found = [] if module is None else vars(module).values()
+    inside = [one for one in found if isinstance(one, type) and one.__module__ == module.__name__]
+    return [module, *inside] if module else []
+
+
+def _example_inputs(graph: Any) -> list[Any]:
+    """The inputs for the compiler's back end: Dynamo's own, of its own fake mode."""
+    return [
+        node.meta["example_value"]
+        if node.meta.get("example_value") is not None
+        else node.meta["grapharg"].example
+        for node in graph.placeholders
+    ]
+
+
+class _Kernel:
+    """Does nothing, but what it writes is not known any more."""
+
+    def __init__(self, forget: Callable[[list[Any]], None], written: list[bool]) -> None:
+        self._forget, self._written = forget, written
+
+    def __call__(self, *arguments: Any, **_: Any) -> None:
+        self._forget(
+            [
+                one
+                for one, written in zip(arguments, self._written, strict=False)
+                if written and isinstance(one, torch.Tensor)
+            ]
+        )
+
+    run = __call__
+
+
+def _allocate(device: str) -> Callable[..., Any]:
+    def empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> Any:
+        return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+    return empty_strided
+
+
+def _reinterpret(tensor: Any, size: Any, stride: Any, offset: int) -> Any:
+    return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+
+
+_ALLOCATES = {
+    "_empty_strided_cpu": _allocate("cpu"),
+    "_empty_strided_cpu_pinned": _allocate("cpu"),
+    "_empty_strided_cuda": _allocate("cuda"),
+    "_reinterpret_tensor": _reinterpret,
+}
+
+
+class _OnTheHost(private_torch.TorchDispatchMode):
+    """Makes there what is asked for on a card."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = private_torch.tree_map(_host_for_a_card, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _host_for_a_card(one: Any) -> Any:
+    return torch.device("cpu") if isinstance(one, torch.device) else one
+
+
+def _on_the_host(deduce: Callable[..., Any]) -> Callable[..., Any]:
+    """Computes constants, of which each has the same value everywhere, on the host."""
+
+    def run(*arguments: Any) -> Any:
+        with _OnTheHost():
+            return deduce(*arguments)
+
+    return run
+
+
+def _copy_misaligned(
+    inputs: list[Any], checked: Any, returned: Any = None
+) -> tuple[list[Any], list[Any]]:
+    """As Inductor's. A block of the card's is aligned, so the offset tells whether an input is."""
+    before, after = [], []
+    for at in checked:
+        one = inputs[at]
+        if one.storage_offset() * one.element_size() % _ALIGNMENT:
+            inputs[at] = private_torch.inductor_utils.clone_preserve_strides(one)
+            if returned is not None and at in returned:
+                before.append(one)
+                after.append(inputs[at])
+    return before, after
