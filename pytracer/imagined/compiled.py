@@ -9,6 +9,7 @@ convolutions, attention) is an operator of the program like any other.
 import contextlib
 import functools
 import importlib
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -183,7 +184,7 @@ class Compiler:
 
         def asked(match: Any, one: Any, other: Any, *rest: Any, **options: Any) -> bool:
             def measured(key: str) -> bool:
-                self._padded = max(self._padded, one.nbytes, other.nbytes)
+                self._padded = max(self._padded, *map(_bytes, (one, other)))
                 return True
 
             with replaced(private_torch.padding, "get_cached_should_pad", measured):
@@ -204,8 +205,14 @@ class Compiler:
         return {"cpp_pybinding": of_host, "triton": of_card}
 
 
+def _bytes(tensor: Any) -> int:
+    """Also of a size that may change."""
+    sizes = [one.node.hint if isinstance(one, torch.SymInt) else one for one in tensor.shape]
+    return math.prod(size or 0 for size in sizes) * int(tensor.element_size())
+
+
 def _of_cuda(name: str) -> Callable[..., Any]:
-    return lambda *arguments: getattr(torch.cuda, name)(*arguments)
+    return lambda *arguments, **options: getattr(torch.cuda, name)(*arguments, **options)
 
 
 def _forget_devices() -> None:

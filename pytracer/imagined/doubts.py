@@ -23,7 +23,6 @@ _BOOKKEEPING = (
     "_decomp/",
     "_dynamo/",
     "_export/",
-    "_functorch/_aot_autograd/",
     "_higher_order_ops/",
     "_inductor/",
     "_meta_registrations.py",
@@ -41,9 +40,6 @@ _BOOKKEEPING = (
 _WRAPPERS = (
     "_dynamo/eval_frame.py",
     "_dynamo/external_utils.py",
-    "_functorch/_aot_autograd/runtime_wrappers.py",
-    "_functorch/_aot_autograd/subclass_codegen.py",
-    "_functorch/_aot_autograd/utils.py",
     "_inductor/utils.py",
     "_prims/rng_prims.py",
 )
