@@ -107,7 +107,7 @@ class Fakes:
         self._known = Known(is_fake)
         self._known.assumes = reads.assumes
         self._composites = attention.Composites()
-        self.compiler = compiled.Compiler(self._known.forget)
+        self.compiler = compiled.Compiler(self._make, self._known.forget)
         self._mode = Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self._watching = _Watching(
             self._mode,
@@ -144,6 +144,15 @@ class Fakes:
             stack.enter_context(ranks.placed(self._job, self._known))
             stack.enter_context(self.compiler.followed())
             yield
+
+    def _make(self, device: str, size: Any, stride: Any, dtype: torch.dtype) -> Any:
+        """A tensor without an operator, as code that torch.compile wrote makes it."""
+        with without_modes():
+            shape = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+            made = FakeTensor(self._mode, shape, torch.device(device))
+        if self._watching._is_ours(made):
+            self._memory.back([made])
+        return made
 
 
 def _placed(known: Known, composites: attention.Composites) -> Any:

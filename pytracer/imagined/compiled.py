@@ -13,6 +13,8 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -20,6 +22,7 @@ from unittest import mock
 import torch
 
 from pytracer.basics import private_torch
+from pytracer.data._native import C
 from pytracer.imagined.patches import aside, replaced
 from pytracer.recording.start import after_import
 
@@ -28,7 +31,14 @@ _SETTINGS = {
     "compile_threads": 1,
     "cpp.vec_isa_ok": True,
     "cpp_wrapper": False,
-    "force_disable_caches": True,
+    "fx_graph_cache": False,
+    "fx_graph_remote_cache": False,
+}
+# What AOTAutograd is told: to compile now, and not to look at operators of the first call.
+_JOINT = {
+    "check_custom_op_aliasing": False,
+    "enable_autograd_cache": False,
+    "force_non_lazy_backward_lowering": True,
 }
 # Settings that take memory in ways that are not followed, and what is not known then.
 _NOT_FOLLOWED = {
@@ -49,16 +59,30 @@ _STOPPED = (
     "the compiler stopped where there is no card ({kind}: {said}), so that code is counted as eager"
 )
 _MOST_SAID = 160
+_OURS = f"{Path(__file__).parents[1]}/"
 _CUDA_ARGUMENT = re.compile(r"^def \w+\((.*?)\):", re.M | re.S)
+# How generated code allocates, and where.
+_ALLOCATES = {
+    "_empty_strided_cpu": "cpu",
+    "_empty_strided_cpu_pinned": "cpu",
+    "_empty_strided_cuda": "cuda",
+}
+_BETWEEN = 1  # frames of ours between generated code and the allocation: `make`
 _ALIGNMENT = 16  # bytes, as Inductor asks of inputs
 
 
 class Compiler:
     """The compiler of one imagined run."""
 
-    def __init__(self, forget: Callable[[list[Any]], None]) -> None:
-        """Nothing is compiled yet. `forget`: is told of tensors that a kernel writes."""
-        self._forget = forget
+    def __init__(self, make: Callable[..., Any], forget: Callable[[list[Any]], None]) -> None:
+        """Nothing is compiled yet.
+
+        Args:
+            make: makes a tensor without an operator, as generated code does: `make(device, size,
+                stride, dtype)`.
+            forget: is told of tensors that a kernel writes.
+        """
+        self._make, self._forget = make, forget
         self._why: dict[str, None] = {}
         self._padded = 0
         self._has_compiled = False
@@ -90,6 +114,8 @@ class Compiler:
 
                 stack.callback(after_import(module, enter))
             _forget_devices()
+            C.allocates_in_python(_BETWEEN)
+            stack.callback(C.allocates_in_python, 0)
             yield
         _forget_devices()
         if self._has_compiled:
@@ -109,17 +135,21 @@ class Compiler:
             private_torch.dynamo_rules.get_torch_obj_rule_map()
             private_torch.dynamo_functions._get_handlers()
 
-        def outside(callback: Any, *frame: Any) -> Any:
+        def outside(callback: Any, frame: Any, *rest: Any) -> Any:
+            if frame.f_code.co_filename.startswith(_OURS):
+                return private_torch.frame_not_compiled()
             self._has_compiled = True
             try:
                 with private_torch.without_modes(), aside():
-                    return convert(callback, *frame)
+                    return convert(callback, frame, *rest)
             except (private_torch.backend_failed, private_torch.dynamo_failed) as error:
                 self._stopped(error)
                 return private_torch.frame_not_compiled()
 
         yield replaced(converter, "__call__", outside)
         yield replaced(graph, "example_inputs", _example_inputs)
+        joint = private_torch.functorch_settings
+        yield joint.patch({name: _JOINT[name] for name in _JOINT if hasattr(joint, name)})
         # The compiler's modes must not touch a device, either.
         yield replaced(private_torch.FakeTensorMode, "avoid_device_init", property(lambda _: True))
 
@@ -155,11 +185,13 @@ class Compiler:
         yield replaced(modules, "load_by_key_path", load_without_triton)
         for name, kernel in self._kernels().items():
             yield replaced(private_torch.inductor_kernels, name, kernel)
-        for name, allocate in _ALLOCATES.items():
-            yield replaced(private_torch.guards, name, allocate)
+        guards = private_torch.guards
+        yield replaced(guards, "_reinterpret_tensor", _reinterpret)
+        for name, device in _ALLOCATES.items():
+            yield replaced(guards, name, functools.partial(self._make, device))
 
     def _compiling(self, compile_fx: Callable[..., Any]) -> Callable[..., Any]:
-        settings, joint = private_torch.inductor_settings, private_torch.functorch_settings
+        settings = private_torch.inductor_settings
 
         @functools.wraps(compile_fx)
         def run(
@@ -171,11 +203,15 @@ class Compiler:
                 if asked[name]:
                     self._why[why] = None
             given = {**(config_patches or {}), **_SETTINGS, **dict.fromkeys(_NOT_FOLLOWED, False)}
-            with (
-                settings.patch(given),
-                joint.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
-            ):
-                return compile_fx(graph, inputs, *rest, **options)
+            as_it_is = torch.fx.GraphModule(
+                graph, copy(graph.graph)
+            )  # the compiler changes its own
+            try:
+                with settings.patch(given):
+                    return compile_fx(graph, inputs, *rest, **options)
+            except Exception as error:
+                self._stopped(error)
+                return as_it_is.forward
 
         return run
 
@@ -259,23 +295,8 @@ class _Kernel:
     run = __call__
 
 
-def _allocate(device: str) -> Callable[..., Any]:
-    def empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> Any:
-        return torch.empty_strided(size, stride, dtype=dtype, device=device)
-
-    return empty_strided
-
-
 def _reinterpret(tensor: Any, size: Any, stride: Any, offset: int) -> Any:
     return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
-
-
-_ALLOCATES = {
-    "_empty_strided_cpu": _allocate("cpu"),
-    "_empty_strided_cpu_pinned": _allocate("cpu"),
-    "_empty_strided_cuda": _allocate("cuda"),
-    "_reinterpret_tensor": _reinterpret,
-}
 
 
 class _OnTheHost(private_torch.TorchDispatchMode):
