@@ -68,6 +68,7 @@ _ALLOCATES = {
     "_empty_strided_cuda": "cuda",
 }
 _BETWEEN = 1  # frames of ours between generated code and the allocation: `make`
+_MEMORY_BOUND = 30  # multiplications for each number, below which padding costs more than it saves
 _ALIGNMENT = 16  # bytes, as Inductor asks of inputs
 
 
@@ -216,14 +217,14 @@ class Compiler:
         return run
 
     def _padding(self, should_pad: Callable[..., bool]) -> Callable[..., bool]:
-        """Torch's answer, but where it would measure. Then it pads, which only the card knows."""
+        """Torch's answer. Where it would measure, the likely one, because only the card knows."""
 
         def asked(match: Any, one: Any, other: Any, *rest: Any, **options: Any) -> bool:
-            def measured(key: str) -> bool:
+            def likely(key: str) -> bool:
                 self._padded = max(self._padded, *map(_bytes, (one, other)))
-                return True
+                return _is_faster_padded(one, other)
 
-            with replaced(private_torch.padding, "get_cached_should_pad", measured):
+            with replaced(private_torch.padding, "get_cached_should_pad", likely):
                 return should_pad(match, one, other, *rest, **options)
 
         return asked
@@ -241,10 +242,23 @@ class Compiler:
         return {"cpp_pybinding": of_host, "triton": of_card}
 
 
+def _sizes(tensor: Any) -> list[int]:
+    """Also those that may change, as they are now."""
+    sizes = (one.node.hint if isinstance(one, torch.SymInt) else one for one in tensor.shape)
+    return [size or 0 for size in sizes]
+
+
 def _bytes(tensor: Any) -> int:
-    """Also of a size that may change."""
-    sizes = [one.node.hint if isinstance(one, torch.SymInt) else one for one in tensor.shape]
-    return math.prod(size or 0 for size in sizes) * int(tensor.element_size())
+    return math.prod(_sizes(tensor)) * int(tensor.element_size())
+
+
+def _is_faster_padded(one: Any, other: Any) -> bool:
+    """What an H100 said of 40 products: large ones in 16 bits, for their columns or a long sum."""
+    (*batch, rows, inner), columns = _sizes(one), _sizes(other)[-1]
+    steps = rows * columns * inner / max(rows * inner + inner * columns + rows * columns, 1)
+    row = _ALIGNMENT // int(one.element_size())
+    is_odd = columns % row > 0 or (inner % row > 0 and not batch)
+    return one.dtype.itemsize == 2 and is_odd and steps > _MEMORY_BOUND
 
 
 def _of_cuda(name: str) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ _COMPILED = (
 _NOT_FOLLOWED = "what torch.compile made takes other memory on a card: {why}"
 _PADDED = (
     "torch.compile pads a product with an operand of {bytes} where that is faster, which only the "
-    "card knows: here it was padded"
+    "card knows: this is a guess"
 )
 _ASKED = (
     "torch's own bookkeeping ({places}) asked for {bytes} here, which it would not do on a card. "
