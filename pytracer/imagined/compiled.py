@@ -8,6 +8,7 @@ convolutions, attention) is an operator of the program like any other.
 
 import contextlib
 import functools
+import gc
 import importlib
 import math
 import re
@@ -142,7 +143,9 @@ class Compiler:
             self._has_compiled = True
             try:
                 with private_torch.without_modes(), aside():
-                    return convert(callback, frame, *rest)
+                    made = convert(callback, frame, *rest)
+                gc.collect()  # Dynamo leaves cycles, which may hold what the frame returns
+                return made
             except (private_torch.backend_failed, private_torch.dynamo_failed) as error:
                 self._stopped(error)
                 return private_torch.frame_not_compiled()
