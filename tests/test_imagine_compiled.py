@@ -89,16 +89,15 @@ def test_sizes_that_change_are_followed() -> None:
 
 
 def test_a_card_needs_neither_triton_nor_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each block has its module and its line."""
+    """Each block has its line, and partitions save less than eager layers."""
     monkeypatch.setenv("PATH", "")
     with pytracer.imagine("H100", stacks=True) as plain:
         _steps(lambda model: model)
     with pytracer.imagine("H100", stacks=True) as t:
         _steps(torch.compile)
     assert not doubts(t.data)
-    assert compiled_models.shares(t, plain)["same"] == 1
-    # Inductor fuses the activation into the product's gradient: fewer temporaries.
-    assert 0 < t.peak.by_category["activations"] <= plain.peak.by_category["activations"]
+    assert compiled_models.shares(t, plain)["lines"] == 1
+    assert 0 < t.peak.by_category["activations"] < plain.peak.by_category["activations"]
 
 
 def _steps(compiled: Any) -> None:
