@@ -88,6 +88,27 @@ def test_sizes_that_change_are_followed() -> None:
     assert {b.bytes for b in last[0]} == {b.bytes for b in last[1]}
 
 
+def test_a_compiled_optimizer_takes_what_it_is_imagined_to_take() -> None:
+    """Dynamo makes its state while it traces the step."""
+
+    def program() -> None:
+        model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+        optimizer = torch.optim.AdamW(model.parameters())
+        step = torch.compile(optimizer.step)
+        for _ in range(2):
+            model(torch.randn(8, 64)).square().mean().backward()
+            step()
+            optimizer.zero_grad()
+
+    with pytracer.imagine("cpu") as imagined:
+        program()
+    program()
+    with pytracer.trace(devices="cpu", table=False) as real:
+        program()
+    assert peaks(imagined.data) == peaks(real.data)
+    assert not doubts(imagined.data)
+
+
 def test_a_card_needs_neither_triton_nor_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each block has its line, and partitions save less than eager layers."""
     monkeypatch.setenv("PATH", "")

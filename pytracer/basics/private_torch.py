@@ -39,6 +39,7 @@ device_interfaces: Any
 dynamo_failed: type[Exception]
 dynamo_functions: Any
 dynamo_graph: Any
+dynamo_optimizer: Any
 dynamo_rules: Any
 fake_tensors: Any
 frame_converter: Any
@@ -165,6 +166,9 @@ NAMES = {
     "dynamo_failed": Private("torch._dynamo.exc:InternalTorchDynamoError", _FOLLOW, is_new=True),
     "dynamo_functions": Private(
         "torch._dynamo.variables.torch:TorchInGraphFunctionVariable", _FOLLOW, is_new=True
+    ),
+    "dynamo_optimizer": Private(
+        "torch._dynamo.variables.optimizer:OptimizerVariable", _FOLLOW, is_new=True
     ),
     "dynamo_rules": Private("torch._dynamo.trace_rules:", _FOLLOW, is_new=True),
     "dynamo_graph": Private("torch._dynamo.output_graph:OutputGraph", _FOLLOW, is_new=True),

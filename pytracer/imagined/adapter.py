@@ -107,7 +107,7 @@ class Fakes:
         self._known = Known(is_fake)
         self._known.assumes = reads.assumes
         self._composites = attention.Composites()
-        self.compiler = compiled.Compiler(self._make, self._known.forget)
+        self.compiler = compiled.Compiler(self._make, self._known.forget, self._running)
         self._mode = Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self._watching = _Watching(
             self._mode,
@@ -143,6 +143,11 @@ class Fakes:
             stack.enter_context(self._watching)
             stack.enter_context(ranks.placed(self._job, self._known))
             stack.enter_context(self.compiler.followed())
+            yield
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        with self._mode.making(), self._watching:
             yield
 
     def _make(self, device: str, size: Any, stride: Any, dtype: torch.dtype) -> Any:

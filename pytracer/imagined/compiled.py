@@ -76,15 +76,21 @@ _ALIGNMENT = 16  # bytes, as Inductor asks of inputs
 class Compiler:
     """The compiler of one imagined run."""
 
-    def __init__(self, make: Callable[..., Any], forget: Callable[[list[Any]], None]) -> None:
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        forget: Callable[[list[Any]], None],
+        running: Callable[[], contextlib.AbstractContextManager[Any]],
+    ) -> None:
         """Nothing is compiled yet.
 
         Args:
             make: makes a tensor without an operator, as generated code does: `make(device, size,
                 stride, dtype)`.
             forget: is told of tensors that a kernel writes.
+            running: a block in which the program's own operators run.
         """
-        self._make, self._forget = make, forget
+        self._make, self._forget, self._running = make, forget, running
         self._why: dict[str, None] = {}
         self._padded = 0
         self._has_compiled = False
@@ -152,6 +158,8 @@ class Compiler:
 
         yield replaced(converter, "__call__", outside)
         yield replaced(graph, "example_inputs", _example_inputs)
+        optimizer = private_torch.dynamo_optimizer
+        yield replaced(optimizer, "call_method", self._initializing(optimizer.call_method))
         joint = private_torch.functorch_settings
         yield joint.patch({name: _JOINT[name] for name in _JOINT if hasattr(joint, name)})
         # The compiler's modes must not touch a device, either.
@@ -163,6 +171,23 @@ class Compiler:
         for name, one in vars(interfaces.CudaInterface).items():
             if isinstance(one, staticmethod) and hasattr(torch.cuda, name):  # of the real card
                 yield replaced(interfaces.CudaInterface, name, staticmethod(_of_cuda(name)))
+
+    def _initializing(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Dynamo lets an optimizer make its state while it traces the step."""
+
+        def call_method(variable: Any, tracer: Any, name: str, *rest: Any) -> Any:
+            if name != "_init_group":
+                return call(variable, tracer, name, *rest)
+            make = variable.value._init_group
+
+            def make_state(*arguments: Any, **options: Any) -> Any:
+                with self._running():
+                    return make(*arguments, **options)
+
+            with replaced(variable.value, "_init_group", make_state):
+                return call(variable, tracer, name, *rest)
+
+        return call_method
 
     # ------------------------------------------------------------ Inductor
 

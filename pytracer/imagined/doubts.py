@@ -40,6 +40,7 @@ _BOOKKEEPING = (
 _WRAPPERS = (
     "_dynamo/eval_frame.py",
     "_dynamo/external_utils.py",
+    "_dynamo/variables/optimizer.py",  # lets it make its state while it traces the step
     "_inductor/utils.py",
     "_prims/rng_prims.py",
 )
