@@ -123,7 +123,7 @@ class Fakes:
             doubts_,
             convolutions_,
         )
-        self._reads, self._memory, self._job = reads, memory, job
+        self._reads, self._memory, self._job, self._doubts = reads, memory, job, doubts_
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -147,7 +147,7 @@ class Fakes:
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
-        with self._mode.making(), self._watching:
+        with self._mode.making(), self._watching, self._doubts.aside():
             yield
 
     def _make(self, device: str, size: Any, stride: Any, dtype: torch.dtype) -> Any:

@@ -7,8 +7,10 @@ the stack, between the operator and the program.
 A sharded tensor must not be larger on this rank than the rank's share of it.
 """
 
+import contextlib
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -40,7 +42,6 @@ _BOOKKEEPING = (
 _WRAPPERS = (
     "_dynamo/eval_frame.py",
     "_dynamo/external_utils.py",
-    "_dynamo/variables/optimizer.py",  # lets it make its state while it traces the step
     "_inductor/utils.py",
     "_prims/rng_prims.py",
 )
@@ -55,9 +56,21 @@ class Doubts:
         self._bookkeeping: dict[str, int] = {}  # bytes by the file of torch that asked
         self._oversized: dict[tuple[int, int], int] = {}  # how often, by bytes here and the share
         self._places: dict[CodeType, str | None] = {}
+        self._are_asked = True
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What a compiler does inside the block it does for the program."""
+        self._are_asked = False
+        try:
+            yield
+        finally:
+            self._are_asked = True
 
     def made(self, tensors: list[Any]) -> None:
         """Looks who asked for the tensors that an operator has just made."""
+        if not self._are_asked:
+            return
         frame: Any = sys._getframe(2)
         while frame is not None:
             code = frame.f_code
