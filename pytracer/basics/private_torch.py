@@ -245,6 +245,7 @@ MEMBERS = (
     Private("torch.nn.init:_no_grad_trunc_normal_", _IMAGINE),
     Private("torch._C:_conv_determine_backend_memory_format", _IMAGINE),
     Private("torch._subclasses.fake_tensor:init_gpu_context", _IMAGINE),
+    Private("torch:ops.aten.add.Tensor._dispatch_cache", _IMAGINE),
     Private("torch:ops.aten.add.Tensor._op_dk", _IMAGINE),
     Private("torch:ops.aten.add.Tensor._schema", "trace(cost=True)"),
 )

@@ -128,6 +128,10 @@ class Compiler:
         _forget_devices()
         if self._has_compiled:
             torch.compiler.reset()  # no kernel of what was compiled here does anything
+            for packet in vars(torch.ops.aten).values():  # a compiler notes who runs an operator
+                for one in vars(packet).values() if hasattr(packet, "overloads") else ():
+                    if isinstance(one, private_torch.operator_overload):
+                        one._dispatch_cache.clear()
 
     def _stopped(self, error: Exception) -> None:
         cause = getattr(error, "inner_exception", None) or error
