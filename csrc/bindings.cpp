@@ -564,6 +564,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("intern_stack", &intern_stack);
   m.def("recorded_lines", &recorded_lines);
   m.def("expect_generated", &python_stacks::expect_generated);
+  m.def("allocates_in_python", &python_stacks::allocates_in_python);
   m.def("tell_of_graphs", &new_graphs::tell);
   m.def("label_of", &label_of);
   m.def("label_tensors", &label_tensors);

@@ -21,8 +21,8 @@ from tests.tiers import first_of
 _ELSEWHERE = {
     "lstm": "oneDNN keeps a workspace for backward whose size only it knows",
     "experts": "how many rows an expert gets depends on values",
-    "compile": "compiled code is imagined as eager",
-    "torchao": "its optimizer compiles its step",
+    "compile": "a compiler takes memory of its own: test_imagine_compiled.py",
+    "torchao": "its optimizer compiles its step, and a compiler takes memory of its own",
     "bitsandbytes": "its optimizer takes memory before it steps",
     "recommender": "a formula of torch's writes in place unless a dispatch mode is there",
     # torch's fake kernels give the statistics another dtype.

@@ -5,6 +5,7 @@
 
 #include <Python.h>
 
+#include <atomic>
 #include <bit>
 #include <exception>
 #include <frameobject.h>
@@ -236,6 +237,9 @@ uint32_t take_with_gil() noexcept try {
   return 0;
 }
 
+// How far it is above an allocation: an imagined run allocates in Python.
+std::atomic<int> frames_above_allocator{0};
+
 // How far the generated code is above an operator that it calls: OpOverload.__call__ and its kind.
 constexpr int kMostAbove = 4;
 
@@ -268,7 +272,7 @@ uint32_t generated_with_gil(int most_above) noexcept try {
 // which frees the program's tensors.
 uint32_t generated_in_allocator() {
   int collects = PyGC_Disable();
-  uint32_t row = generated_with_gil(0);
+  uint32_t row = generated_with_gil(frames_above_allocator.load(std::memory_order_relaxed));
   if (collects != 0) {
     PyGC_Enable();
   }
@@ -325,6 +329,10 @@ uint32_t take_generated(Recorder::Caller caller) {
 }
 
 }  // namespace
+
+void allocates_in_python(int frames) {
+  frames_above_allocator.store(frames);
+}
 
 void expect_generated(bool is_expected) {
   Recorder::get().take_generated.store(is_expected ? &take_generated : nullptr);

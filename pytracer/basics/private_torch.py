@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 active_mode: Callable[[Any], Any]
 attention_order: Callable[[], list[int]]
+backend_failed: type[Exception]
 backward_pass_number: Callable[[], int]
 backward_runner: Callable[..., Any]
 bindings: Any
@@ -33,7 +34,25 @@ default_store: Callable[[], Any]
 device_mesh: Any
 dispatch_keys: Any
 dynamo_limits: Any
+constant_folder: Any
+device_interfaces: Any
+dynamo_failed: type[Exception]
+dynamo_functions: Any
+dynamo_graph: Any
+dynamo_optimizer: Any
+dynamo_rules: Any
 fake_tensors: Any
+frame_converter: Any
+frame_not_compiled: Callable[[], Any]
+functorch_settings: Any
+guards: Any
+inductor: Any
+inductor_kernels: Any
+inductor_modules: Any
+inductor_scheduler: Any
+inductor_settings: Any
+inductor_utils: Any
+padding: Any
 flight_recorder: Callable[[], bytes]
 foreach_types_of_norms: list[Any]
 foreach_types_of_optimizers: list[Any]
@@ -61,6 +80,8 @@ subclasses: Any
 top_saved_hooks: Callable[[bool], Any]
 tree_iter: Callable[[Any], Any]
 tree_map: Callable[..., Any]
+triton_facts: Any
+triton_heuristics: Any
 wait_on_gpu: Callable[[int], None]
 work_of_future: Callable[[Any], Any]
 without_modes: Callable[[], Any]
@@ -93,9 +114,11 @@ class Private(NamedTuple):
         return found
 
 
+DYNAMO, INDUCTOR = "torch._dynamo.convert_frame", "torch._inductor.compile_fx"
 _IMAGINE = "imagine()"
 _FAKE = "torch._subclasses.fake_tensor"
 _COMPILED = "knowing what compiled code holds"
+_FOLLOW = "following torch.compile in imagine()"
 _GEMM = "pytracer gemm"
 _GRAPHS = "reading what autograd saved"
 _GROUPS = "knowing the groups of a job's ranks"
@@ -136,7 +159,32 @@ NAMES = {
     "higher_order_shapes": Private(
         "torch._higher_order_ops.utils:registered_hop_fake_fns", _IMAGINE
     ),
+    "backend_failed": Private("torch._dynamo.exc:ShortenTraceback", _FOLLOW, is_new=True),
+    "constant_folder": Private(
+        "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder", _FOLLOW, is_new=True
+    ),
+    "device_interfaces": Private("torch._dynamo.device_interface:", _FOLLOW, is_new=True),
+    "dynamo_failed": Private("torch._dynamo.exc:InternalTorchDynamoError", _FOLLOW, is_new=True),
+    "dynamo_functions": Private(
+        "torch._dynamo.variables.torch:TorchInGraphFunctionVariable", _FOLLOW, is_new=True
+    ),
+    "dynamo_optimizer": Private(
+        "torch._dynamo.variables.optimizer:OptimizerVariable", _FOLLOW, is_new=True
+    ),
+    "dynamo_rules": Private("torch._dynamo.trace_rules:", _FOLLOW, is_new=True),
+    "dynamo_graph": Private("torch._dynamo.output_graph:OutputGraph", _FOLLOW, is_new=True),
+    "frame_converter": Private(f"{DYNAMO}:CatchErrorsWrapper", _FOLLOW, is_new=True),
+    "frame_not_compiled": Private("torch._dynamo.types:ConvertFrameReturn", _FOLLOW, is_new=True),
+    "functorch_settings": Private("torch._functorch.config:", _FOLLOW, is_new=True),
+    "guards": Private("torch._C._dynamo:guards", _FOLLOW, is_new=True),
+    "inductor": Private(f"{INDUCTOR}:", _FOLLOW, is_new=True),
+    "inductor_kernels": Private("torch._inductor.async_compile:AsyncCompile", _FOLLOW, is_new=True),
+    "inductor_modules": Private("torch._inductor.codecache:PyCodeCache", _FOLLOW, is_new=True),
+    "inductor_scheduler": Private("torch._inductor.scheduler:", _FOLLOW, is_new=True),
+    "inductor_settings": Private("torch._inductor.config:", _FOLLOW, is_new=True),
     "inductor_state": Private("torch._inductor.virtualized:V", _COMPILED),
+    "inductor_utils": Private("torch._inductor.utils:", _FOLLOW, is_new=True),
+    "padding": Private("torch._inductor.fx_passes.pad_mm:", _FOLLOW, is_new=True),
     "mode_keys": Private("torch._C:_TorchDispatchModeKey", _IMAGINE),
     "multiply_fp8": Private("torch:_scaled_mm", _GEMM),
     "multiply_int8": Private("torch:_int_mm", _GEMM),
@@ -163,6 +211,10 @@ NAMES = {
     "top_saved_hooks": Private("torch._C._autograd:_top_saved_tensors_default_hooks", _IMAGINE),
     "tree_iter": Private("torch.utils._pytree:tree_iter", _IMAGINE),
     "tree_map": Private("torch.utils._pytree:tree_map", _IMAGINE),
+    "triton_facts": Private("torch.utils._triton:", _FOLLOW, is_new=True),
+    "triton_heuristics": Private(
+        "torch._inductor.runtime.triton_heuristics:", _FOLLOW, is_new=True
+    ),
     "wait_on_gpu": Private("torch.cuda:_sleep", _GEMM),
     "work_of_future": Private("torch._C._distributed_c10d:_create_work_from_future", _IMAGINE),
     "without_modes": Private("torch.utils._python_dispatch:_disable_current_modes", _IMAGINE),
@@ -195,6 +247,7 @@ MEMBERS = (
     Private("torch.nn.init:_no_grad_trunc_normal_", _IMAGINE),
     Private("torch._C:_conv_determine_backend_memory_format", _IMAGINE),
     Private("torch._subclasses.fake_tensor:init_gpu_context", _IMAGINE),
+    Private("torch:ops.aten.add.Tensor._dispatch_cache", _IMAGINE),
     Private("torch:ops.aten.add.Tensor._op_dk", _IMAGINE),
     Private("torch:ops.aten.add.Tensor._schema", "trace(cost=True)"),
 )

@@ -110,7 +110,9 @@ class Imagined(NamedTuple):
     capacity: int | None  # of the card; None for a host
     beside: int | None  # bytes outside of torch's allocator, if they were ever measured
     stand_ins: tuple[Mapping[str, Any], ...]  # values that the program read
-    compiled: tuple[str, ...] = ()  # functions that the program compiles: they ran as they are
+    compiled: tuple[str, ...] = ()  # functions that ran as they are, in files of earlier releases
+    not_followed: tuple[str, ...] = ()  # why compiled code may take other memory
+    padded: int = 0  # bytes of the largest operand that a compiler may pad, if that is faster
     ranks: int = 1
     rank: int = 0
     # With cuDNN's scratch and what NCCL keeps, if that may make the peak higher.
@@ -421,6 +423,8 @@ def _imagined(value: Any) -> Imagined | None:
         beside=_whole(value.get("beside")),
         stand_ins=_objects(value.get("stand_ins")),
         compiled=_each(str, value.get("compiled")),
+        not_followed=_each(str, value.get("not_followed")),
+        padded=_whole(value.get("padded")) or 0,
         ranks=_whole(value.get("ranks")) or 1,
         rank=_whole(value.get("rank")) or 0,
         peak_at_most=_whole(value.get("peak_at_most")),

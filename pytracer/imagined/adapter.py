@@ -29,6 +29,7 @@ from pytracer.data._native import C
 from pytracer.imagined import (
     attention,
     checkpoints,
+    compiled,
     convolutions,
     ctc,
     doubts,
@@ -45,7 +46,7 @@ from pytracer.imagined import (
 )
 from pytracer.imagined.fake_mode import Mode
 from pytracer.imagined.known import GUESS, Known
-from pytracer.imagined.patches import listed, replaced
+from pytracer.imagined.patches import for_programs, listed, replaced
 from pytracer.imagined.shelf import Shelf
 from pytracer.imagined.standins import WRAPPERS, Reads, is_asked_by, stand_in, where
 
@@ -109,6 +110,7 @@ class Fakes:
         self._known = Known(is_fake)
         self._known.assumes = reads.assumes
         self._composites = attention.Composites()
+        self.compiler = compiled.Compiler(self._make, self._known.forget, self._running)
         self._mode = Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self._watching = _Watching(
             self._mode,
@@ -125,7 +127,7 @@ class Fakes:
             convolutions_,
             durations_,
         )
-        self._reads, self._memory, self._job = reads, memory, job
+        self._reads, self._memory, self._job, self._doubts = reads, memory, job, doubts_
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -144,7 +146,22 @@ class Fakes:
             stack.enter_context(self._mode)
             stack.enter_context(self._watching)
             stack.enter_context(ranks.placed(self._job, self._known))
+            stack.enter_context(self.compiler.followed())
             yield
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        with self._mode.making(), self._watching, self._doubts.aside():
+            yield
+
+    def _make(self, device: str, size: Any, stride: Any, dtype: torch.dtype) -> Any:
+        """A tensor without an operator, as code that torch.compile wrote makes it."""
+        with without_modes():
+            shape = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+            made = FakeTensor(self._mode, shape, torch.device(device))
+        if self._watching._is_ours(made):
+            self._memory.back([made])
+        return made
 
 
 def _placed(known: Known, composites: attention.Composites) -> Any:
@@ -165,6 +182,11 @@ class _Watching(TorchDispatchMode):
     """Sees the result of every operator, above the fake tensors' own mode."""
 
     supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Lets torch compile while the mode is there."""
+        return True
 
     def __init__(
         self,
@@ -369,25 +391,27 @@ def _patches(
         memory.resized(storage)
         return result
 
-    yield replaced(torch.UntypedStorage, "resize_", resize_and_tell)
+    yield for_programs(torch.UntypedStorage, "resize_", resize_and_tell)
     yield replaced(private_torch.fake_tensors, "init_gpu_context", lambda device: None)
     # Some code takes a FakeTensor as a sign of a compiler.
-    yield replaced(private_torch.subclasses, "FakeTensor", _NoTensor)
-    yield replaced(torch.utils.data.DataLoader, "__init__", loaders.loads_here)
-    yield replaced(torch, "save", checkpoints.saving(torch.save))
-    yield replaced(torch, "load", checkpoints.loading(torch.load, back))
+    yield for_programs(private_torch.subclasses, "FakeTensor", _NoTensor)
+    yield for_programs(torch.utils.data.DataLoader, "__init__", loaders.loads_here)
+    yield for_programs(torch, "save", checkpoints.saving(torch.save))
+    yield for_programs(torch, "load", checkpoints.loading(torch.load, back))
     for owner, name, packing in recurrent.patches():
-        yield replaced(owner, name, packing)
+        yield for_programs(owner, name, packing)
     for kind in lazy.KINDS:
-        yield replaced(kind, "__new__", lazy.make)
-    yield replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated)
-    yield replaced(torch.nn.Module, "_apply", _apply(torch.nn.Module._apply))
+        yield for_programs(kind, "__new__", lazy.make)
+    yield for_programs(torch.nn.init, "_no_grad_trunc_normal_", _truncated)
+    yield for_programs(torch.nn.Module, "_apply", _apply(torch.nn.Module._apply))
     for name, method in _methods(reads, known, shelf).items():
         waits = name in _WAIT_FOR_THE_CARD
-        yield replaced(FakeTensor, name, _telling(method, shelf.synchronized) if waits else method)
+        yield for_programs(
+            FakeTensor, name, _telling(method, shelf.synchronized) if waits else method
+        )
     yield listed(private_torch.foreach_types_of_optimizers, FakeTensor)
     yield listed(private_torch.foreach_types_of_norms, FakeTensor)
-    yield replaced(torch.amp.GradScaler, "_maybe_opt_step", _step)
+    yield for_programs(torch.amp.GradScaler, "_maybe_opt_step", _step)
 
 
 _WAIT_FOR_THE_CARD = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "numpy")

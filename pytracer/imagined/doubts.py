@@ -7,8 +7,10 @@ the stack, between the operator and the program.
 A sharded tensor must not be larger on this rank than the rank's share of it.
 """
 
+import contextlib
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -23,7 +25,6 @@ _BOOKKEEPING = (
     "_decomp/",
     "_dynamo/",
     "_export/",
-    "_functorch/_aot_autograd/",
     "_higher_order_ops/",
     "_inductor/",
     "_meta_registrations.py",
@@ -38,7 +39,12 @@ _BOOKKEEPING = (
     "fx/passes/",
 )
 # They run the operators that the program asked for.
-_WRAPPERS = ("_dynamo/eval_frame.py", "_dynamo/external_utils.py", "_prims/rng_prims.py")
+_WRAPPERS = (
+    "_dynamo/eval_frame.py",
+    "_dynamo/external_utils.py",
+    "_inductor/utils.py",
+    "_prims/rng_prims.py",
+)
 _SHARDED = "torch.distributed.tensor"  # the module of the class of sharded tensors
 
 
@@ -50,9 +56,21 @@ class Doubts:
         self._bookkeeping: dict[str, int] = {}  # bytes by the file of torch that asked
         self._oversized: dict[tuple[int, int], int] = {}  # how often, by bytes here and the share
         self._places: dict[CodeType, str | None] = {}
+        self._are_asked = True
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What a compiler does inside the block it does for the program."""
+        self._are_asked = False
+        try:
+            yield
+        finally:
+            self._are_asked = True
 
     def made(self, tensors: list[Any]) -> None:
         """Looks who asked for the tensors that an operator has just made."""
+        if not self._are_asked:
+            return
         frame: Any = sys._getframe(2)
         while frame is not None:
             code = frame.f_code
@@ -94,7 +112,7 @@ def _place(file: str) -> str | None:
     if not file.startswith(_TORCH):
         return None
     inside = file.removeprefix(_TORCH)
-    return inside if inside.startswith(_BOOKKEEPING) and inside not in _WRAPPERS else ""
+    return inside if inside.startswith(_BOOKKEEPING) and not inside.startswith(_WRAPPERS) else ""
 
 
 def _share(tensor: Any) -> int:

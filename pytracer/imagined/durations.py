@@ -8,8 +8,6 @@ The host's costs were measured with the models of transformers, their tensors ti
 GPU servers within the factors of HOSTS. The rates are those of an H100.
 """
 
-import contextlib
-from collections.abc import Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -30,11 +28,10 @@ _VARIANTS = tuple(product(HOSTS, PRODUCTS, WIRES))
 
 # Nanoseconds of the host.
 _KERNEL, _VIEW = 11_000, 5_000  # called by the program
-_KERNEL_OF_NODE, _VIEW_OF_NODE = 8_000, 2_000  # called by autograd
+_KERNEL_OF_NODE, _VIEW_OF_NODE = 8_000, 2_000  # called by autograd, or by generated code
 _LIBRARY = 15_000  # more, for convolutions and batch norms, which ask a library
 _PER_TENSOR = 500  # of a list, as optimizers call it
 _COLLECTIVE = 30_000
-_GUARDED = 50_000  # compiled code, with the checks before it
 _REMADE = 26_000  # hooks of a checkpoint for each tensor that it makes again
 
 _KERNEL_STARTS = 3_000  # nanoseconds of the card
@@ -78,12 +75,11 @@ class Durations:
         self._calls: list[_Call] = []
         self._steps: list[int] = []
         self._known: dict[Any, tuple[float, float]] = {}
-        self._compiled = 0  # functions that run, one inside the other
 
     def ran(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Notes an operator that ran."""
         name = func.name().partition(".")[0]
-        if not self._steps or (self._compiled and classes.class_of(name) != "contraction"):
+        if not self._steps:
             return
         in_node = private_torch.backward_pass_number() != -1 and not torch.is_grad_enabled()
         if func is aten.detach.default and _is_remade():
@@ -109,18 +105,11 @@ class Durations:
         sizes = [one.nbytes for one in tree_iter(args) if isinstance(one, torch.Tensor)]
         self._calls.append(_Call(_COLLECTIVE, wire=float(sum(sizes))))
 
-    @contextlib.contextmanager
-    def in_one(self, given: Any) -> Iterator[None]:
-        """In the block a compiled function runs: its products, and all else in one kernel."""
-        sizes = [one.nbytes for one in tree_iter(given) if isinstance(one, torch.Tensor)]
-        self._compiled += 1
-        try:
-            yield
-        finally:
-            self._compiled -= 1
-        if self._steps and not self._compiled:
-            moved = 1e9 * 2 * sum(sizes) / _BYTES  # as much goes out
-            self._calls.append(_Call(_GUARDED, rest=_KERNEL_STARTS + moved))
+    def generated(self, tensors: list[torch.Tensor]) -> None:
+        """Notes a kernel that a compiler wrote, with what it reads and writes."""
+        if self._steps:
+            moved = 1e9 * sum(one.nbytes for one in tensors) / _BYTES
+            self._calls.append(_Call(_KERNEL_OF_NODE, rest=_KERNEL_STARTS + moved))
 
     def waited(self) -> None:
         """The program waited for the card."""

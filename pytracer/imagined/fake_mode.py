@@ -21,6 +21,11 @@ class Mode(FakeTensorMode):
 
     _entered = 0
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Lets torch compile while the mode is there: see `compiled.py`."""
+        return True
+
     @property
     def avoid_device_init(self) -> bool:
         """Keeps small known constants on the CPU."""

@@ -21,37 +21,6 @@ _STOPS_AT_A_WORD = "transformers.generation.stopping_criteria"
 
 
 @contextlib.contextmanager
-def eager(compiled: list[str], in_one: Callable[[Any], Any]) -> Iterator[None]:
-    """Runs what the program compiles as it is, and notes the names of models and of functions run.
-
-    A library may compile functions that the program never runs. `in_one` gets the arguments of each
-    that runs, and gives a context for it.
-    """
-
-    def compile_(model: Any = None, **_: Any) -> Any:
-        if model is None:
-            return compile_
-        name = getattr(model, "__name__", None)
-        if name is None:
-            compiled.append(type(model).__name__)
-            return model
-
-        @functools.wraps(model)
-        def run(*args: Any, **options: Any) -> Any:
-            compiled.append(name)
-            with in_one((args, options)):
-                return model(*args, **options)
-
-        return run
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(torch, "compile", compile_))
-        if "torch._dynamo" in sys.modules:  # functions may have been compiled before
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        yield
-
-
-@contextlib.contextmanager
 def imported() -> Iterator[None]:
     """Replaces what decides by values where the outcome for memory is known."""
     with contextlib.ExitStack() as stack:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytracer.analysis.facts import devices, usage
+from pytracer.analysis.forecasts.fits import peaks_of
 from pytracer.data.recorded import Trace
 
 _DECIDES = (
@@ -26,7 +26,6 @@ _OTHERS = (
 )
 _STAGES = ("pp", "pipe", "pipeline", "stage")  # dimensions of a mesh whose ranks differ
 _FEW = 8
-_PEAK = "reserved_bytes.peak"
 
 
 def classes(ranks: int, meshes: Sequence[Mapping[str, Any]], talks: bool) -> list[int]:
@@ -111,11 +110,11 @@ def _with(trace: Trace, fields: dict[str, Any]) -> Trace:
 
 
 def _peak(trace: Trace) -> int:
-    return usage.peak(trace).bytes
+    return peaks_of(trace)[0]
 
 
 def _reserved(trace: Trace) -> int:
-    return devices.counted(trace, usage.main_device(trace), _PEAK, "end") or 0
+    return peaks_of(trace)[1]
 
 
 def _ends(traces: Sequence[Trace], name: str, sure: Callable[[Trace], int]) -> list[int]:

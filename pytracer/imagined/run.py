@@ -37,7 +37,7 @@ from pytracer.imagined.cards import Card, find
 from pytracer.imagined.convolutions import Convolutions, placed
 from pytracer.imagined.doubts import Doubts
 from pytracer.imagined.durations import Durations
-from pytracer.imagined.patches import replaced
+from pytracer.imagined.patches import for_programs
 from pytracer.imagined.ranks import Job
 from pytracer.imagined.sizes import WAYS, Sizes
 from pytracer.imagined.workspaces import Workspaces
@@ -97,7 +97,6 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
             raise errors.UsageError(f"sizes={sizes!r}: say one of {', '.join(WAYS)}")
         self._job = Job(ranks, rank, reads=self._reads)
         self._sizes, self._how = Sizes(sizes), sizes
-        self._compiled: list[str] = []
         self._not_counted: set[str] = set()
         self._doubts, self._durations = Doubts(), Durations()
         self._job.shelf.on_wait = self._durations.waited
@@ -178,8 +177,10 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         stack.callback(imagined.remove, session)
         device.open()
         stack.callback(device.close)
-        stack.enter_context(self._fakes(device, stack).entered())
-        stack.enter_context(frameworks.eager(self._compiled, self._durations.in_one))
+        fakes = self._fakes(device, stack)
+        self._compiler = fakes.compiler
+        self._compiler.on_kernel = self._durations.generated
+        stack.enter_context(fakes.entered())
         stack.enter_context(frameworks.imported())
         stack.enter_context(checkpoints.of_safetensors())
         self._session = session
@@ -188,7 +189,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         if self.card is None:
             for owner in (torch, torch.random):
                 for name, answer in hosts.random_state().items():
-                    stack.enter_context(replaced(owner, name, answer))
+                    stack.enter_context(for_programs(owner, name, answer))
 
             def noted(func: Any, args: Any, result: Any) -> None:
                 if library := scratch.of_onednn(func):
@@ -249,7 +250,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
             "card": CPU if card is None else card.name,
             "stand_ins": self._reads.listed(),
             "sizes": self._how,
-            "compiled": sorted(set(self._compiled)),
+            **self._compiler.document(),
             "not_counted": sorted(self._not_counted),
             "doubts": [*self._doubts.document(), *self._job.doubts()],
             **self._job.document(),

@@ -64,6 +64,9 @@ def _cuda(
         minor=card.capability[1],
         total_memory=card.capacity,
         multi_processor_count=card.processors,
+        max_threads_per_multi_processor=card.threads_per_processor,
+        max_threads_per_block=1024,
+        regs_per_multiprocessor=1 << 16,
         is_integrated=False,
         is_multi_gpu_board=False,
         warp_size=32,
@@ -80,6 +83,8 @@ def _cuda(
         "device_count": lambda: 1,
         "current_device": chosen.number,
         "set_device": chosen.choose,
+        "_exchange_device": chosen.exchange,
+        "_maybe_exchange_device": chosen.exchange,
         "get_device_name": lambda device=None: card.title,
         "get_device_capability": lambda device=None: card.capability,
         "get_device_properties": lambda device=None: properties,
@@ -178,6 +183,13 @@ class Chosen:
         if number != self._number:
             self._number = number
             private_torch.FakeTensorMode.cache_clear()  # it knows what "cuda" was
+
+    def exchange(self, device: int) -> int:
+        """Makes it the current one. Returns the number of the one before; -1 stays as it is."""
+        before = self._number
+        if device >= 0:
+            self.choose(device)
+        return before
 
     def number_of(self, device: Any) -> int:
         """The number of a device, which may be given in many ways."""

@@ -26,11 +26,12 @@ _CUBLAS = frozenset(
         aten.mm.out,
         aten.addmm.out,
         aten.bmm.out,
+        aten.baddbmm.out,
         aten._addmm_activation.default,
     )
 )
 _GROUPED = aten._grouped_mm.default
-_LT = frozenset((aten.addmm.default, aten._addmm_activation.default))
+_LT = frozenset((aten.addmm.default, aten.addmm.out, aten._addmm_activation.default))
 _LT_BYTES = 1 << 20
 # Later releases share cuBLAS's workspace with cuBLASLt (CublasHandlePool.cpp).
 _LT_HAS_ITS_OWN = tuple(map(int, torch.__version__.split(".")[:2])) <= (2, 11)

@@ -14,6 +14,11 @@ _MATTERS = 0.001  # of the peak: what is less changes no answer
 _COMPILED = (
     "torch.compile was not followed: compiled code is counted as eager, and takes other memory"
 )
+_NOT_FOLLOWED = "what torch.compile made takes other memory on a card: {why}"
+_PADDED = (
+    "torch.compile pads a product with an operand of {bytes} where that is faster, which only the "
+    "card knows: this is a guess"
+)
 _ASKED = (
     "torch's own bookkeeping ({places}) asked for {bytes} here, which it would not do on a card. "
     "Please report it with the trace"
@@ -40,6 +45,9 @@ def doubts(trace: Trace) -> tuple[str, ...]:
         return ()
     peak = max(usage.peak(trace).bytes, 1)
     found = [_COMPILED] if imagined.compiled else []
+    found += [_NOT_FOLLOWED.format(why=why) for why in imagined.not_followed]
+    if imagined.padded > _MATTERS * peak:
+        found.append(_PADDED.format(bytes=size_text(imagined.padded)))
     found += _bookkeeping(imagined, peak)
     found += _oversized(imagined)
     found += [
