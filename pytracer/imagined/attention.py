@@ -18,6 +18,7 @@ from pytracer.basics import private_torch
 from pytracer.imagined import attention_scratch, scratch
 from pytracer.imagined.cards import Card
 from pytracer.imagined.ctc import KEYS
+from pytracer.imagined.fake_mode import Mode
 
 _FLASH_MOST = 256  # the most elements of a head
 _ALIGNED = 8  # elements of a mask's row, for memory-efficient attention
@@ -53,6 +54,7 @@ class Attention:
         self._card = card
         self.processors, self.capability = card.processors, card.capability
         self.is_measured = card.capability == (9, 0)  # cuDNN's scratch is
+        self.is_compiled = False  # whether a compiler has asked
 
     def __call__(
         self,
@@ -366,7 +368,9 @@ def library(operator: Attention) -> Any:
     original = aten.scaled_dot_product_attention.default
 
     def kernel(query: Any, *arguments: Any, **options: Any) -> Any:
-        if type(private_torch.of_this_rank(query)) not in _REAL:  # a compiler's, too
+        of_rank = private_torch.of_this_rank(query)
+        if type(of_rank) not in _REAL:
+            operator.is_compiled |= not isinstance(getattr(of_rank, "fake_mode", None), Mode)
             return operator(query, *arguments, **options)
         return original._op_dk(_COMPOSITE, query, *arguments, **options)
 

@@ -59,6 +59,7 @@ _TRITON = ("triton", "triton.language")  # what Inductor's files import, and use
 _STOPPED = (
     "the compiler stopped where there is no card ({kind}: {said}), so that code is counted as eager"
 )
+_ATTENDS = "its attention may take another kernel there, which was not measured for all lengths"
 _MOST_SAID = 160
 _OURS = f"{Path(__file__).parents[1]}/"
 _CUDA_ARGUMENT = re.compile(r"^def \w+\((.*?)\):", re.M | re.S)
@@ -96,9 +97,10 @@ class Compiler:
         self._has_compiled = False
         self.on_kernel: Callable[[list[Any]], None] = lambda _: None  # gets its tensors
 
-    def document(self) -> dict[str, Any]:
-        """Why the compiled code may take other memory on a card."""
-        return {"not_followed": list(self._why), "padded": self._padded}
+    def document(self, attends: bool) -> dict[str, Any]:
+        """Why the compiled code may take other memory on a card. `attends`: it has attention."""
+        why = [*self._why, _ATTENDS] if attends else [*self._why]
+        return {"not_followed": why, "padded": self._padded}
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
@@ -290,7 +292,7 @@ def _bytes(tensor: Any) -> int:
 
 
 def _is_faster_padded(one: Any, other: Any) -> bool:
-    """What an H100 said of 40 products: large ones in 16 bits, for their columns or a long sum."""
+    """What an H100 said of the products of ten models: large ones in 16 bits, for their columns or a long sum."""
     (*batch, rows, inner), columns = _sizes(one), _sizes(other)[-1]
     steps = rows * columns * inner / max(rows * inner + inner * columns + rows * columns, 1)
     row = _ALIGNMENT // int(one.element_size())

@@ -98,6 +98,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         self._job = Job(ranks, rank, reads=self._reads)
         self._sizes, self._how = Sizes(sizes), sizes
         self._not_counted: set[str] = set()
+        self._attention: attention.Attention | None = None
         self._doubts, self._durations = Doubts(), Durations()
         self._job.shelf.on_wait = self._durations.waited
         self._convolutions = Convolutions(self.card, cudnn.installed())
@@ -208,7 +209,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
                 self._convolutions,
                 self._durations,
             )
-        operator = attention.Attention(self.card)
+        operator = self._attention = attention.Attention(self.card)
         library = attention.library(operator)
         stack.callback(library._destroy)
         recurrent.place(library, is_fake)
@@ -250,7 +251,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
             "card": CPU if card is None else card.name,
             "stand_ins": self._reads.listed(),
             "sizes": self._how,
-            **self._compiler.document(),
+            **self._compiler.document(self._attention is not None and self._attention.is_compiled),
             "not_counted": sorted(self._not_counted),
             "doubts": [*self._doubts.document(), *self._job.doubts()],
             **self._job.document(),
