@@ -54,7 +54,7 @@ class Attention:
         self._card = card
         self.processors, self.capability = card.processors, card.capability
         self.is_measured = card.capability == (9, 0)  # cuDNN's scratch is
-        self.is_compiled = False  # whether a compiler has asked
+        self.is_open = False  # whether a compiler has asked for a kernel that is not known
 
     def __call__(
         self,
@@ -360,6 +360,7 @@ class Composites:
 
 
 _REAL = (torch.Tensor, torch.nn.Parameter)
+_CAUSAL = 4  # the argument after the query
 
 
 def library(operator: Attention) -> Any:
@@ -370,7 +371,9 @@ def library(operator: Attention) -> Any:
     def kernel(query: Any, *arguments: Any, **options: Any) -> Any:
         of_rank = private_torch.of_this_rank(query)
         if type(of_rank) not in _REAL:
-            operator.is_compiled |= not isinstance(getattr(of_rank, "fake_mode", None), Mode)
+            if not isinstance(getattr(of_rank, "fake_mode", None), Mode):  # a compiler's
+                is_causal = options.get("is_causal", any(arguments[_CAUSAL : _CAUSAL + 1]))
+                operator.is_open |= not is_causal
             return operator(query, *arguments, **options)
         return original._op_dk(_COMPOSITE, query, *arguments, **options)
 

@@ -59,7 +59,7 @@ _TRITON = ("triton", "triton.language")  # what Inductor's files import, and use
 _STOPPED = (
     "the compiler stopped where there is no card ({kind}: {said}), so that code is counted as eager"
 )
-_ATTENDS = "its attention may take another kernel there, which was not measured for all lengths"
+_ATTENDS = "its attention, which is not causal, may take another kernel there"
 _MOST_SAID = 160
 _OURS = f"{Path(__file__).parents[1]}/"
 _CUDA_ARGUMENT = re.compile(r"^def \w+\((.*?)\):", re.M | re.S)
@@ -97,9 +97,9 @@ class Compiler:
         self._has_compiled = False
         self.on_kernel: Callable[[list[Any]], None] = lambda _: None  # gets its tensors
 
-    def document(self, attends: bool) -> dict[str, Any]:
-        """Why the compiled code may take other memory on a card. `attends`: it has attention."""
-        why = [*self._why, _ATTENDS] if attends else [*self._why]
+    def document(self, attends_freely: bool) -> dict[str, Any]:
+        """Why the compiled code may take other memory on a card. `attends_freely`: it has attention, not causal."""
+        why = [*self._why, _ATTENDS] if attends_freely else [*self._why]
         return {"not_followed": why, "padded": self._padded}
 
     @contextlib.contextmanager

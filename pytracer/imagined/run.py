@@ -251,7 +251,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
             "card": CPU if card is None else card.name,
             "stand_ins": self._reads.listed(),
             "sizes": self._how,
-            **self._compiler.document(self._attention is not None and self._attention.is_compiled),
+            **self._compiler.document(self._attention is not None and self._attention.is_open),
             "not_counted": sorted(self._not_counted),
             "doubts": [*self._doubts.document(), *self._job.doubts()],
             **self._job.document(),
