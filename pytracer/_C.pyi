@@ -78,7 +78,9 @@ class Looks:
     def saw(self, step: int, device: tuple[int, int], peak: int, now: int) -> Why: ...
     def looked(self, reason: Why, step: int) -> None: ...
 
-class StepRows:
+class PlainStepRows: ...
+
+class StepRows(PlainStepRows):
     """See csrc/core/step_rows.h."""
 
     is_looking: bool

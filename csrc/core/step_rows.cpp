@@ -50,8 +50,8 @@ bool StepRows::write_last() {
   for (const Ended& ended : last_) {
     std::byte* at = room_.data() + written_++ * sizeof(StepRow);
     std::memcpy(at, &ended.row, offsetof(StepRow, steps));
-    std::atomic_thread_fence(std::memory_order_release);
-    std::memcpy(at + offsetof(StepRow, steps), &ended.row.steps, sizeof(StepRow::steps));
+    auto* steps = reinterpret_cast<decltype(StepRow::steps)*>(at + offsetof(StepRow, steps));
+    std::atomic_ref(*steps).store(ended.row.steps, std::memory_order_release);
   }
   are_written_ = true;
   return true;

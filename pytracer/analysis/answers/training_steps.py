@@ -116,7 +116,9 @@ def steady_growth(growth: Sequence[int]) -> Growth:
     if not best.goes_on:
         best = _late_growth(growth, until) or best
     runs = [
-        run for run in _runs(until) if not best.goes_on or _NEARLY * run.per_step > best.per_step
+        run
+        for run in _runs(until)
+        if (not best.goes_on or _NEARLY * run.per_step > best.per_step) and _has_risen(until, run)
     ]
     if not runs:
         return best if best.goes_on else _in_the_last_half(growth, until) or best
@@ -149,6 +151,11 @@ class _Run(NamedTuple):
     runs: int
     per_step: int
     is_alike: bool  # whether all grow by the same
+
+
+def _has_risen(until: I64, run: _Run) -> bool:
+    """Whether the last level is above all levels before the runs."""
+    return bool(until[-1] > until[: len(until) - run.runs * run.steps].max())
 
 
 def _runs(until: I64) -> list[_Run]:
