@@ -251,7 +251,7 @@ def _joined(before: Any, more: Any) -> Any:
 
 
 def drive(path: Path, part: str) -> None:
-    """Measures the program of a file, and keeps what there is after each run."""
+    """Measures the plan that the file names. After each run it writes the figures so far."""
     row = json.loads(path.read_text())
     out = path.with_suffix(f".out{os.environ.get('RANK', '0')}")
     taken: dict[str, Any] = {}

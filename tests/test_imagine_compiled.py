@@ -61,7 +61,7 @@ def train(model: str, how: dict[str, Any], device: str = "cpu", sizes: Any = (4,
 )
 def test_compiled_code_takes_what_it_is_imagined_to_take(model: str, how: Any) -> None:
     """Block by block: the same step, phase, category, operator and bytes."""
-    train(model, how)  # what is compiled is compiled once
+    train(model, how)  # so the traced run compiles nothing
     with pytracer.trace(devices="cpu", table=False) as real:
         train(model, how)
     gc.collect()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytracer.analysis.forecasts.fits import peaks_of
+from pytracer.analysis.forecasts.fits import requested_peak, reserved_peak
 from pytracer.data.recorded import Trace
 
 _DECIDES = (
@@ -54,7 +54,7 @@ def between(least: Trace, most: Trace) -> Trace:
     """The run without gradients that only other ranks make. The most it takes is that with them."""
     both = (least, most)
     bounds = {
-        "reserved_at_least": min(_ends(both, "reserved_at_least", _reserved)),
+        "reserved_at_least": min(_ends(both, "reserved_at_least", reserved_peak)),
         **{name: max(_ends(both, name, sure)) for name, sure in _BOUNDS.items()},
     }
     rest = [one for each in both for one in _of(each)["doubts"] if not one.get("left_out")]
@@ -109,17 +109,9 @@ def _with(trace: Trace, fields: dict[str, Any]) -> Trace:
     return replace(trace, meta={**trace.meta, "imagined": {**_of(trace), **fields}})
 
 
-def _peak(trace: Trace) -> int:
-    return peaks_of(trace)[0]
-
-
-def _reserved(trace: Trace) -> int:
-    return peaks_of(trace)[1]
-
-
 def _ends(traces: Sequence[Trace], name: str, sure: Callable[[Trace], int]) -> list[int]:
     """One end of each run's interval; where it has none, what is sure."""
     return [_of(one).get(name) or sure(one) for one in traces]
 
 
-_BOUNDS = {"peak_at_most": _peak, "reserved_at_most": _reserved}
+_BOUNDS = {"peak_at_most": requested_peak, "reserved_at_most": reserved_peak}

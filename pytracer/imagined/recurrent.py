@@ -14,11 +14,20 @@ from pytracer.basics.private_torch import FakeTensor, without_modes
 from pytracer.imagined import scratch
 from pytracer.imagined.ctc import KEYS
 from pytracer.imagined.known import Known
-from pytracer.imagined.recurrent_scratch import Layer, at_most, kept_for_backward, of_recurrent
+from pytracer.imagined.recurrent_scratch import (
+    GRU,
+    LSTM,
+    RELU,
+    TANH,
+    Layer,
+    at_most,
+    kept_for_backward,
+    of_recurrent,
+)
 
 aten = torch.ops.aten
 _ASKED = (9, 0)  # the capability of the card whose cuDNN was asked
-LAYERS = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cuDNN's numbers
+LAYERS = {"rnn_relu": RELU, "rnn_tanh": TANH, "lstm": LSTM, "gru": GRU}
 
 
 def patches() -> Iterator[tuple[Any, str, Any]]:

@@ -203,7 +203,7 @@ def _uncertain(trace: Trace) -> tuple[int, int]:
     imagined = meta.of(trace).imagined
     if imagined is None:
         return 0, 0
-    sure = peaks_of(trace)[1]
+    sure = reserved_peak(trace)
     less = sure if imagined.reserved_at_least is None else imagined.reserved_at_least
     more = sure if imagined.reserved_at_most is None else imagined.reserved_at_most
     return max(sure - less, 0), max(more - sure, 0)
@@ -249,8 +249,11 @@ def _holders(trace: Trace, replayed: Replay) -> tuple[Holder, ...]:
     return tuple(sorted(rows, key=lambda row: -row.bytes)[:_MOST_HOLDERS])
 
 
-def peaks_of(trace: Trace) -> tuple[int, int]:
-    """The most requested bytes of a trace, and the most that its allocator reserved."""
-    device = usage.main_device(trace)
-    reserved = devices.counted(trace, device, "reserved_bytes.peak", "end") or 0
-    return usage.peak(trace).bytes, reserved
+def requested_peak(trace: Trace) -> int:
+    """The most requested bytes."""
+    return usage.peak(trace).bytes
+
+
+def reserved_peak(trace: Trace) -> int:
+    """The most bytes that the main device's allocator reserved."""
+    return devices.counted(trace, usage.main_device(trace), "reserved_bytes.peak", "end") or 0
